@@ -1,0 +1,71 @@
+"""A durable task store with crash recovery for MCP servers."""
+
+from taskstore.binding import AuthContext
+from taskstore.clock import Clock
+from taskstore.errors import (
+    BindingError,
+    DatabaseUnavailableError,
+    IllegalTransitionError,
+    InvalidCursorError,
+    LeaseLostError,
+    NotFinishedError,
+    PayloadError,
+    SchemaError,
+    TaskFinishedError,
+    TaskNotFoundError,
+    TaskStoreError,
+)
+from taskstore.handle import TaskHandle
+from taskstore.options import StoreOptions
+from taskstore.store import DEFAULT, OperatorView, TaskStore
+from taskstore.task import (
+    EventKind,
+    Health,
+    OnCrash,
+    Outcome,
+    OwnerKind,
+    ReasonCode,
+    RecoveryReport,
+    SweepReport,
+    Task,
+    TaskDetails,
+    TaskEvent,
+    TaskPage,
+    TaskStatus,
+)
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "DEFAULT",
+    "AuthContext",
+    "BindingError",
+    "Clock",
+    "DatabaseUnavailableError",
+    "EventKind",
+    "Health",
+    "IllegalTransitionError",
+    "InvalidCursorError",
+    "LeaseLostError",
+    "NotFinishedError",
+    "OnCrash",
+    "OperatorView",
+    "Outcome",
+    "OwnerKind",
+    "PayloadError",
+    "ReasonCode",
+    "RecoveryReport",
+    "SchemaError",
+    "StoreOptions",
+    "SweepReport",
+    "Task",
+    "TaskDetails",
+    "TaskEvent",
+    "TaskFinishedError",
+    "TaskHandle",
+    "TaskNotFoundError",
+    "TaskPage",
+    "TaskStatus",
+    "TaskStore",
+    "TaskStoreError",
+]

@@ -1,0 +1,86 @@
+"""Payloads: JSON values to bytes and back; what cannot be stored is refused here, before any SQL."""
+
+import math
+from collections.abc import Mapping
+
+from pydantic import JsonValue
+from pydantic_core import from_json, to_json
+
+from taskstore.errors import PayloadError
+
+MAX_DEPTH = 100
+
+
+def encode(value: JsonValue | Mapping[str, JsonValue], *, what: str = "$") -> bytes:
+    """Encode a JSON value: compact UTF-8, keys in the order given.
+
+    Args:
+        what: Name of the value, the root of the paths in errors.
+
+    Raises:
+        PayloadError: Somewhere in the value is a NaN or an infinity, a lone surrogate, a key that is no string,
+            an object of another type, or nesting deeper than 100; the error names the path.
+    """
+    refused = _refusal(value, 0)
+    if refused is not None:
+        path, problem = refused
+        raise PayloadError(what + path, problem)
+    return to_json(value, fallback=dict)  # the fallback serves mappings that are no dict
+
+
+def decode(payload: bytes) -> JsonValue:
+    """Decode what ``encode`` made."""
+    value: JsonValue = from_json(payload)
+    return value
+
+
+def check_text(value: str, what: str) -> str:
+    """Return a short text that every database stores as it is.
+
+    Raises:
+        PayloadError: It holds NUL, which PostgreSQL's text cannot, or a lone surrogate.
+    """
+    if "\x00" in value:
+        raise PayloadError(what, "it contains a NUL character")
+    if _has_lone_surrogate(value):
+        raise PayloadError(what, "it contains a lone surrogate")
+    return value
+
+
+def _refusal(value: object, depth: int) -> tuple[str, str] | None:
+    """Find what cannot be stored: the path to it and the problem, or None."""
+    match value:
+        case None | bool() | int():
+            return None
+        case str():
+            return ("", "it contains a lone surrogate") if _has_lone_surrogate(value) else None
+        case float():
+            return None if math.isfinite(value) else ("", f"JSON has no {value}")
+    if depth == MAX_DEPTH:
+        return "", f"it is nested deeper than {MAX_DEPTH} levels"
+    match value:
+        case Mapping():
+            for key, item in value.items():
+                if not isinstance(key, str):
+                    return "", f"its key {key!r} is no string"
+                if _has_lone_surrogate(key):
+                    return "", f"its key {key!r} contains a lone surrogate"
+                if (found := _refusal(item, depth + 1)) is not None:
+                    return f".{key}{found[0]}", found[1]
+            return None
+        case list() | tuple():
+            for position, item in enumerate(value):
+                if (found := _refusal(item, depth + 1)) is not None:
+                    return f"[{position}]{found[0]}", found[1]
+            return None
+    return "", f"{type(value).__name__} is no JSON type"
+
+
+def _has_lone_surrogate(text: str) -> bool:
+    if text.isascii():
+        return False
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return True
+    return False
