@@ -1,0 +1,341 @@
+"""Every SQL statement of the store, built once with named bind parameters; nothing here runs.
+
+A change of a task is one UPDATE whose WHERE carries every condition: the statuses it may start from, and who may
+make it (the auth key of a requestor, or the fence of a handle: instance and attempt). No row back means refused.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    ColumnElement,
+    Double,
+    Insert,
+    Integer,
+    LargeBinary,
+    Select,
+    Text,
+    Update,
+    and_,
+    bindparam,
+    case,
+    delete,
+    func,
+    insert,
+    literal_column,
+    or_,
+    select,
+    text,
+    update,
+)
+from sqlalchemy.sql.elements import BindParameter
+
+from taskstore.schema import table
+from taskstore.task import LIVE, EventKind, OwnerKind, ReasonCode, TaskStatus, statuses_before
+
+tasks, events, inputs = table("tasks"), table("events"), table("inputs")
+instances, meta = table("instances"), table("meta")
+
+PAYLOADS = ("request", "caller", "result", "error")
+TASK_COLUMNS = tuple(column for column in tasks.c if column.name not in PAYLOADS)
+
+
+def _number(name: str) -> BindParameter[int]:
+    return bindparam(name, type_=BigInteger)
+
+
+def _text(name: str) -> BindParameter[str]:
+    return bindparam(name, type_=Text)
+
+
+def _constant(value: str) -> ColumnElement[str]:
+    # Written into the SQL, not bound, so that a planner can match it with a partial index.
+    return literal_column(f"'{value}'", Text)
+
+
+def _one_of(statuses: tuple[TaskStatus, ...]) -> ColumnElement[bool]:
+    return tasks.c.status.in_([_constant(status) for status in statuses])
+
+
+_NOW = _number("now")
+_IS_LIVE = tasks.c.finished_at.is_(None)
+_NOT_EXPIRED = or_(_IS_LIVE, tasks.c.expires_at.is_(None), tasks.c.expires_at > _NOW)
+_THIS = tasks.c.task_id == _text("task_id")
+_OWN = tasks.c.auth_key == _text("auth_key")
+_FENCE = and_(tasks.c.instance_id == _text("instance_id"), tasks.c.attempt == bindparam("attempt", type_=Integer))
+
+
+# --- changes: a write of one task, and the event row that records it
+
+
+@dataclass(frozen=True, eq=False)
+class Change:
+    """One state change: the write of the task and its event, as one statement and as two.
+
+    Attributes:
+        write: INSERT or UPDATE of one task, returning TASK_COLUMNS.
+        event: INSERT of the event; takes the new row's values as parameters. For dialects without data-modifying CTE.
+        combined: Both in one statement, for dialects that have it; returns what ``write`` returns.
+    """
+
+    kind: EventKind
+    reason: ReasonCode | None
+    write: Insert | Update
+    event: Insert
+    combined: Select[Any]
+
+
+# The event takes these from the new row of the task, as (column of events, column of tasks).
+FROM_ROW = (
+    ("task_id", "task_id"),
+    ("version", "version"),
+    ("at", "last_updated_at"),
+    ("from_status", "previous_status"),
+    ("to_status", "status"),
+    ("attempt", "attempt"),
+)
+_EVENT = insert(events).values({column.name: bindparam(column.name, type_=column.type) for column in events.c})
+
+
+def _change(kind: EventKind, write: Insert | Update, reason: ReasonCode | None = None) -> Change:
+    changed = write.returning(*TASK_COLUMNS).cte("changed")
+    recorded = insert(events).from_select(
+        [*(column for column, _ in FROM_ROW), "kind", "instance_id", "reason"],
+        select(
+            *(changed.c[source] for _, source in FROM_ROW),
+            _constant(kind).label("kind"),
+            _text("writer").label("instance_id"),
+            (_constant(reason) if reason else literal_column("NULL", Text)).label("reason"),
+        ),
+    )
+    combined = select(changed).add_cte(recorded.cte("recorded"))
+    return Change(kind, reason, write.returning(*TASK_COLUMNS), _EVENT, combined)
+
+
+def _become(status: TaskStatus, **values: object) -> Update:
+    return (
+        update(tasks)
+        .where(_THIS, _one_of(statuses_before(status)))
+        .values(
+            previous_status=tasks.c.status,
+            status=_constant(status),
+            last_updated_at=_NOW,
+            version=tasks.c.version + 1,
+            **values,
+        )
+    )
+
+
+def _finish(status: TaskStatus, **values: object) -> Update:
+    retained = _NOW - tasks.c.created_at + _number("min_retention")
+    # CASE, not MAX: the scalar maximum has another name in each dialect. A null ttl stays null: unlimited.
+    ttl_ms = case((tasks.c.ttl_ms < retained, retained), else_=tasks.c.ttl_ms)
+    return _become(status, finished_at=_NOW, ttl_ms=ttl_ms, expires_at=tasks.c.created_at + ttl_ms, **values)
+
+
+def _said() -> dict[str, object]:
+    """Set what a handle says about its progress, which never goes down; nulls leave the columns alone."""
+    progress = bindparam("progress", type_=Double)
+    advanced = or_(tasks.c.progress.is_(None), progress > tasks.c.progress)
+    return {
+        "progress": case((advanced, progress), else_=tasks.c.progress),
+        "progress_total": func.coalesce(bindparam("progress_total", type_=Double), tasks.c.progress_total),
+        "status_message": func.coalesce(bindparam("status_message", type_=LargeBinary), tasks.c.status_message),
+    }
+
+
+_DIGEST = _text("outcome_digest")
+_ERROR = bindparam("error", type_=LargeBinary)
+_MESSAGE = bindparam("status_message", type_=LargeBinary)
+
+CREATE = _change(
+    EventKind.CREATED,
+    insert(tasks).values({column.name: bindparam(column.name, type_=column.type) for column in tasks.c}),
+)
+COMPLETE = _change(
+    EventKind.COMPLETED,
+    _finish(
+        TaskStatus.COMPLETED,
+        result=bindparam("result", type_=LargeBinary),
+        is_error=bindparam("is_error", type_=Boolean),
+        outcome_digest=_DIGEST,
+        **_said(),
+    ).where(_FENCE),
+)
+FAIL = _change(
+    EventKind.FAILED,
+    _finish(TaskStatus.FAILED, error=_ERROR, outcome_digest=_DIGEST, **_said()).where(_FENCE),
+)
+CANCEL = _change(
+    EventKind.CANCELLED,
+    _finish(TaskStatus.CANCELLED, cancel_requested_at=_NOW, status_message=_MESSAGE).where(_OWN),
+)
+OPERATOR_CANCEL = _change(
+    EventKind.CANCELLED, _finish(TaskStatus.CANCELLED, cancel_requested_at=_NOW, status_message=_MESSAGE)
+)
+# Raising attempt fences the dead process out; the instance and attempt in the WHERE fence this verdict out if
+# somebody else decided over the task first.
+RECOVER = _change(
+    EventKind.RECOVERED,
+    _finish(
+        TaskStatus.FAILED,
+        error=_ERROR,
+        status_message=_MESSAGE,
+        outcome_digest=_DIGEST,
+        attempt=tasks.c.attempt + 1,
+        crashes=tasks.c.crashes + bindparam("crashed", type_=Integer),
+    ).where(_FENCE),
+    ReasonCode.CRASH_RECOVERY,
+)
+ASK = _change(EventKind.INPUT_REQUIRED, _become(TaskStatus.INPUT_REQUIRED).where(_FENCE))
+_OPEN = and_(inputs.c.answered_at.is_(None), inputs.c.closed_at.is_(None))
+RESUME = _change(
+    EventKind.RESUMED,
+    _become(TaskStatus.WORKING).where(
+        _OWN, ~select(inputs.c.key).where(inputs.c.task_id == tasks.c.task_id, _OPEN).exists()
+    ),
+)
+
+# Progress is no state change: it writes no event, but raises the version so that waiters see it.
+PROGRESS = (
+    update(tasks)
+    .where(_THIS, _FENCE, _one_of(LIVE))
+    .values(last_updated_at=_NOW, version=tasks.c.version + 1, **_said())
+    .returning(*TASK_COLUMNS)
+)
+
+# --- reads of tasks
+
+GET = select(*TASK_COLUMNS).where(_THIS, _OWN, _NOT_EXPIRED)
+GET_WITH_OUTCOME = select(*TASK_COLUMNS, tasks.c.result, tasks.c.error).where(_THIS, _OWN, _NOT_EXPIRED)
+OPERATOR_GET = select(*TASK_COLUMNS).where(_THIS, _NOT_EXPIRED)
+OPERATOR_GET_WITH_OUTCOME = select(*TASK_COLUMNS, tasks.c.result, tasks.c.error).where(_THIS, _NOT_EXPIRED)
+LOCK_OWN = select(tasks.c.status).where(_THIS, _OWN, _NOT_EXPIRED).with_for_update()
+DELETE = delete(tasks).where(_THIS, _OWN, _NOT_EXPIRED, ~_IS_LIVE).returning(tasks.c.task_id)
+
+
+def _filtered(column: ColumnElement[Any], name: str) -> ColumnElement[bool]:
+    return or_(_text(name).is_(None), column == _text(name))
+
+
+LIST = (
+    select(*TASK_COLUMNS)
+    .where(
+        _OWN,
+        _NOT_EXPIRED,
+        # Not a row comparison: PostgreSQL uses the index for one, SQLite only for the first column's bound.
+        tasks.c.created_at <= _number("before_at"),
+        or_(tasks.c.created_at < _number("before_at"), tasks.c.task_id < _text("before_id")),
+        _filtered(tasks.c.status, "status"),
+        _filtered(tasks.c.session_digest, "session_digest"),
+    )
+    .order_by(tasks.c.created_at.desc(), tasks.c.task_id.desc())
+    .limit(_number("limit"))
+)
+# Ids begin with the creation time, so the primary key alone lists the whole store newest first.
+OPERATOR_LIST = (
+    select(*TASK_COLUMNS)
+    .where(
+        tasks.c.task_id < _text("before_id"),
+        _NOT_EXPIRED,
+        _filtered(tasks.c.status, "status"),
+        _filtered(tasks.c.name, "name"),
+        _filtered(tasks.c.server, "server"),
+        _filtered(tasks.c.session_digest, "session_digest"),
+    )
+    .order_by(tasks.c.task_id.desc())
+    .limit(_number("limit"))
+)
+
+# What the shared poll of all waiters asks; ids beyond those waited for repeat the last one.
+WATCH_SIZE = 100
+WATCH = select(tasks.c.task_id, tasks.c.version).where(
+    tasks.c.task_id.in_([_text(f"id_{position}") for position in range(WATCH_SIZE)])
+)
+
+# --- events and inputs
+
+EVENTS = (
+    select(events)
+    .where(events.c.task_id == _text("task_id"), events.c.version > _number("after"))
+    .order_by(events.c.version)
+)
+HAS_EVENT = select(events.c.version).where(
+    events.c.task_id == _text("task_id"),
+    events.c.version == _number("version"),
+    events.c.at == _number("at"),
+    events.c.kind == _text("kind"),
+    events.c.instance_id == _text("instance_id"),
+)
+ADD_INPUT = insert(inputs).values(
+    {
+        column.name: bindparam(column.name, type_=column.type)
+        for column in inputs.c
+        if column.name not in ("response", "answered_at", "closed_at")
+    }
+)
+OPEN_INPUTS = (
+    select(inputs.c.key, inputs.c.request)
+    .where(inputs.c.task_id == _text("task_id"), _OPEN)
+    .order_by(inputs.c.asked_at, inputs.c.key)
+)
+ANSWER = (
+    update(inputs)
+    .where(inputs.c.task_id == _text("task_id"), inputs.c.key == _text("key"), _OPEN)
+    .values(response=bindparam("response", type_=LargeBinary), answered_at=_NOW)
+    .returning(inputs.c.key)
+)
+ANSWERS = select(inputs.c.key, inputs.c.name, inputs.c.response).where(
+    inputs.c.task_id == _text("task_id"), inputs.c.attempt == bindparam("attempt", type_=Integer)
+)
+
+# --- instances, recovery, sweep
+
+REGISTER = insert(instances).values({column.name: bindparam(column.name, type_=column.type) for column in instances.c})
+_THIS_INSTANCE = instances.c.instance_id == _text("instance_id")
+BEAT = update(instances).where(_THIS_INSTANCE).values(beat=instances.c.beat + 1).returning(instances.c.beat)
+INSTANCES = select(instances)
+_HOLDS_LIVE = select(tasks.c.task_id).where(_IS_LIVE, tasks.c.instance_id == instances.c.instance_id).exists()
+RELEASE = delete(instances).where(_THIS_INSTANCE, ~_HOLDS_LIVE).returning(instances.c.instance_id)
+
+_HELD_LIVE = and_(_IS_LIVE, tasks.c.owner_kind == _constant(OwnerKind.INSTANCE))
+_REGISTERED = select(instances.c.instance_id).where(instances.c.instance_id == tasks.c.instance_id).exists()
+ORPHANS_OF = (
+    select(*TASK_COLUMNS)
+    .where(_HELD_LIVE, tasks.c.instance_id == _text("instance_id"))
+    .limit(_number("limit"))
+    .with_for_update(of=tasks, skip_locked=True)
+)
+# Rows whose instance has no row; they start from the index of live rows, so finished ones cost nothing.
+ORPHANS_OF_NOBODY = (
+    select(*TASK_COLUMNS)
+    .where(_HELD_LIVE, ~_REGISTERED)
+    .limit(_number("limit"))
+    .with_for_update(of=tasks, skip_locked=True)
+)
+
+_DUE = (
+    select(tasks.c.task_id)
+    .where(~_IS_LIVE, tasks.c.expires_at <= _NOW)
+    .order_by(tasks.c.expires_at)
+    .limit(_number("limit"))
+    .with_for_update(skip_locked=True)
+)
+SWEEP = delete(tasks).where(tasks.c.task_id.in_(_DUE)).returning(tasks.c.task_id)
+
+COUNTS = select(
+    func.count().filter(_IS_LIVE).label("live"),
+    func.count().filter(and_(~_IS_LIVE, _NOT_EXPIRED)).label("finished"),
+    func.count().filter(~_NOT_EXPIRED).label("expired"),
+).select_from(tasks)
+HELD_BY = select(tasks.c.instance_id, func.count().label("held")).where(_HELD_LIVE).group_by(tasks.c.instance_id)
+
+# --- the store itself
+
+META = select(meta.c.value).where(meta.c.name == _text("name"))
+# Of two processes that open a new database at once, the first one's value stands.
+SET_META_ONCE = text(
+    f"INSERT INTO {meta.name} (name, value) VALUES (:name, :value) ON CONFLICT (name) DO NOTHING"
+).bindparams(bindparam("name", type_=Text), bindparam("value", type_=LargeBinary))
