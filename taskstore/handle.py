@@ -1,0 +1,313 @@
+"""TaskHandle: what the running tool holds. It carries the fence, so it writes only while the task is still its own."""
+
+import asyncio
+import logging
+import math
+import secrets
+from collections.abc import Callable, Coroutine, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import partial
+from types import TracebackType
+from typing import Protocol, Self, TypeVar
+
+from pydantic import JsonValue
+
+from taskstore import operations, payload
+from taskstore.binding import Binding, shorten
+from taskstore.clock import Clock
+from taskstore.errors import (
+    DatabaseUnavailableError,
+    LeaseLostError,
+    PayloadError,
+    TaskFinishedError,
+    TaskNotFoundError,
+)
+from taskstore.operations import Fence, Progress, Reader, Refused, Transaction
+from taskstore.task import Task, TaskStatus
+from taskstore.waiting import Waiting
+
+T = TypeVar("T")
+
+logger = logging.getLogger("taskstore")
+
+PROGRESS_INTERVAL = timedelta(milliseconds=250)
+_OUTAGE_PAUSE = timedelta(seconds=1)
+
+
+class HandleHost(Protocol):
+    """What a handle needs of its store."""
+
+    binding: Binding
+    clock: Clock
+    waiting: Waiting
+    min_retention_ms: int
+
+    def operator_reader(self) -> Reader:
+        """Return who reads now without an auth context."""
+
+    async def write_unit(self, unit: Callable[[Transaction], T | Refused]) -> T:
+        """Run a unit; raise what it refused."""
+
+    async def read_unit(self, unit: Callable[[Transaction], T | Refused]) -> T:
+        """Run a unit that only reads; raise what it refused."""
+
+    def let_go(self, fence: Fence) -> None:
+        """Forget a task that this process has no more say over."""
+
+
+@dataclass(slots=True)
+class _Said:
+    """All that the tool has said about its progress so far."""
+
+    value: float | None = None
+    total: float | None = None
+    message: str | None = None
+
+    def encoded(self, message: str | None = None) -> Progress:
+        text = self.message if message is None else message
+        return Progress(self.value, self.total, None if text is None else payload.encode(text))
+
+
+class TaskHandle:
+    """A task in the hands of its tool. As an async context manager it fails the task when the block raises.
+
+    Every write may raise ``LeaseLostError`` (this process was taken for dead, or the task was taken over),
+    ``TaskFinishedError`` (it was cancelled, say; carries the record that stands), ``TaskNotFoundError``, and
+    ``DatabaseUnavailableError``. Use a handle on one event loop.
+    """
+
+    def __init__(self, host: HandleHost, task: Task, fence: Fence) -> None:
+        self._host, self._fence = host, fence
+        self._name = task.name or task.method
+        self._said = _Said()
+        self._unsaved = self._saving = False
+        self._saved_at = -math.inf
+        self._timer: asyncio.TimerHandle | None = None
+        self._background: set[asyncio.Task[None]] = set()
+        self._finished = self._stop_work = False
+
+    @property
+    def task_id(self) -> str:
+        """The task's id."""
+        return self._fence.task_id
+
+    @property
+    def cancel_requested(self) -> bool:
+        """Whether the work should stop: the task was cancelled, or this handle lost it.
+
+        Inside ``async with``, and while ``wait_cancelled`` runs, it follows other processes; else only this one.
+        """
+        return self._stop_work
+
+    async def wait_cancelled(self) -> None:
+        """Return once nothing is left to work for: the task was cancelled or lost, here or elsewhere, or finished."""
+        while not (self._stop_work or self._finished):
+            try:
+                await self._until(lambda task: task.is_finished)
+            except (LeaseLostError, TaskNotFoundError):
+                self.stop_work()
+            except DatabaseUnavailableError as error:
+                logger.warning("Cannot see whether task %s was cancelled: %s", shorten(self.task_id), error)
+                await asyncio.sleep(_OUTAGE_PAUSE.total_seconds())
+            else:
+                if not self._finished:
+                    self.stop_work()
+
+    async def progress(self, value: float, total: float | None = None, message: str | None = None) -> None:
+        """Report how far the work is.
+
+        A value below an earlier one is ignored. Of reports in quick succession the newest is stored every quarter
+        of a second, and the last one with the outcome at the latest.
+
+        Args:
+            value: Progress so far, in the tool's own unit.
+            total: What ``value`` will be at the end, if known.
+            message: What the requestor may read; stays until the next message.
+
+        Raises:
+            PayloadError: A number is not finite, or the message cannot be stored.
+        """
+        for name, number in (("$.progress", value), ("$.total", total)):
+            if number is not None and not math.isfinite(number):
+                raise PayloadError(name, f"JSON has no {number}")
+        if message is not None:
+            payload.encode(message, what="$.message")
+            self._said.message = message
+        if total is not None:
+            self._said.total = float(total)
+        if self._said.value is None or value > self._said.value:
+            self._said.value = float(value)
+        self._unsaved = True
+        if not self._saving and self._timer is None:
+            wait = self._saved_at + PROGRESS_INTERVAL.total_seconds() - self._host.clock.monotonic()
+            if wait <= 0:
+                await self._save_progress()
+            else:
+                self._timer = asyncio.get_running_loop().call_later(wait, self._save_progress_later)
+
+    async def complete(self, result: JsonValue | Mapping[str, JsonValue], *, is_error: bool = False) -> Task:
+        """Store the result and finish the task, in one transaction.
+
+        Args:
+            is_error: The tool ran, and reports a failure of its own (MCP ``isError``).
+
+        Raises:
+            PayloadError: The result cannot be stored; the task is still live.
+        """
+        encoded = payload.encode(result, what="$.result")
+        return await self._finish(
+            partial(
+                operations.complete,
+                fence=self._fence,
+                said=self._said.encoded(),
+                result=encoded,
+                is_error=is_error,
+                outcome_digest=self._host.binding.outcome_digest("completed", encoded, bytes([is_error])),
+                reader=self._host.operator_reader(),
+                min_retention=self._host.min_retention_ms,
+            )
+        )
+
+    async def fail(self, message: str, *, code: int = -32603, data: JsonValue = None) -> Task:
+        """Finish the task with a JSON-RPC error; ``message`` becomes the status message too.
+
+        Raises:
+            PayloadError: The message or the data cannot be stored; the task is still live.
+        """
+        error: dict[str, JsonValue] = {"code": code, "message": message}
+        if data is not None:
+            error["data"] = data
+        encoded = payload.encode(error, what="$.error")
+        return await self._finish(
+            partial(
+                operations.fail,
+                fence=self._fence,
+                said=self._said.encoded(message),
+                error=encoded,
+                outcome_digest=self._host.binding.outcome_digest("failed", encoded),
+                reader=self._host.operator_reader(),
+                min_retention=self._host.min_retention_ms,
+            )
+        )
+
+    async def ask(self, requests: Mapping[str, JsonValue]) -> Mapping[str, JsonValue]:
+        """Ask the requestor, and wait for every answer; meanwhile the task is ``input_required``.
+
+        Args:
+            requests: Per key of the tool's own choice an input request ``{"method": ..., "params": ...}``.
+
+        Returns:
+            The responses under the same keys.
+
+        Raises:
+            ValueError: There is no request.
+            PayloadError: A request cannot be stored.
+        """
+        if not requests:
+            raise ValueError("ask() needs at least one request.")
+        # On the wire a key is never used twice in a task's life, so the tool's own gets a random tail.
+        keys = {f"{payload.check_text(name, '$.key')}-{secrets.token_hex(4)}": name for name in requests}
+        questions = [
+            {"key": key, "name": name, "request": payload.encode(requests[name], what=f"$.{name}")}
+            for key, name in keys.items()
+        ]
+        reader = self._host.operator_reader()
+        await self._write(partial(operations.ask, fence=self._fence, questions=questions, reader=reader))
+        task = await self._until(lambda task: task.status is not TaskStatus.INPUT_REQUIRED)
+        if task.is_finished:
+            self.stop_work()
+            raise TaskFinishedError(task, TaskStatus.WORKING)
+        answers = partial(operations.read_answers, fence=self._fence, keys=frozenset(keys))
+        return await self._host.read_unit(answers)
+
+    async def __aenter__(self) -> Self:
+        self._keep(self.wait_cancelled())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for task in self._background:
+            task.cancel()
+        if self._finished or self._stop_work:
+            return
+        if error is None:
+            message = f"The tool {self._name} ended without a result"
+        elif isinstance(error, Exception):
+            # What the exception says may be for nobody outside; it goes to the log.
+            message = f"Error executing tool {self._name}"
+            logger.error("Task %s: %s", shorten(self.task_id), message, exc_info=error)
+        else:
+            message = f"The tool {self._name} was stopped before it finished"
+        with suppress(TaskFinishedError, LeaseLostError, TaskNotFoundError):
+            await self.fail(message)
+
+    def stop_work(self) -> None:
+        """Let the work know that it should stop; wakes whoever waits in ``wait_cancelled``."""
+        self._stop_work = True
+        self._host.let_go(self._fence)
+        self._host.waiting.notify(self.task_id)
+
+    async def _finish(self, unit: Callable[[Transaction], Task | Refused]) -> Task:
+        task = await self._write(unit)
+        self._finished = True
+        if self._timer is not None:
+            self._timer.cancel()
+        self._host.let_go(self._fence)
+        return task
+
+    async def _write(self, unit: Callable[[Transaction], Task | Refused]) -> Task:
+        try:
+            task = await self._host.write_unit(unit)
+        except (LeaseLostError, TaskFinishedError, TaskNotFoundError):
+            self.stop_work()
+            raise
+        self._host.waiting.notify(self.task_id)
+        return task
+
+    async def _save_progress(self) -> None:
+        self._saving, self._unsaved = True, False
+        said, reader = self._said.encoded(), self._host.operator_reader()
+        try:
+            await self._write(partial(operations.report_progress, fence=self._fence, said=said, reader=reader))
+        except DatabaseUnavailableError as error:
+            # No reason to stop the work: the next report, or the outcome, carries what is lost here.
+            logger.warning("Progress of task %s was not stored: %s", shorten(self.task_id), error)
+        finally:
+            self._saving, self._saved_at = False, self._host.clock.monotonic()
+        if self._unsaved and not self._finished and self._timer is None:
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(PROGRESS_INTERVAL.total_seconds(), self._save_progress_later)
+
+    def _save_progress_later(self) -> None:
+        async def save() -> None:
+            # The tool is not here to hear a refusal; its next write is.
+            with suppress(LeaseLostError, TaskFinishedError, TaskNotFoundError):
+                await self._save_progress()
+
+        self._timer = None
+        if not (self._finished or self._stop_work):
+            self._keep(save())
+
+    def _keep(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(work)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+
+    async def _until(self, due: Callable[[Task], bool]) -> Task:
+        """Wait until the task is as asked for.
+
+        Raises:
+            LeaseLostError: This handle lost the task meanwhile.
+        """
+        unit = partial(operations.check_fence, fence=self._fence)
+        with self._host.waiting.waiter(self.task_id) as waiter:
+            while True:
+                change = waiter.next_change()
+                task = await self._host.read_unit(partial(unit, reader=self._host.operator_reader()))
+                if due(task) or self._stop_work:
+                    return task
+                waiter.version = task.version
+                await asyncio.wait({asyncio.wrap_future(change)})

@@ -1,0 +1,207 @@
+"""Who is alive: the row of an open store, its heartbeat, and the proof that another one is dead.
+
+An instance on this machine is judged by the process table, and never by age. One on another machine is dead only
+when this judge has itself watched its beat stay unchanged for that instance's whole lease, by the judge's own
+monotonic clock. So no clock is compared with another one, and an outage of the database kills nobody.
+"""
+
+import logging
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from datetime import timedelta
+from enum import Enum
+from functools import cache, partial
+
+from taskstore import statements
+from taskstore.binding import new_instance_id
+from taskstore.clock import Clock
+from taskstore.database import Database
+from taskstore.errors import DatabaseUnavailableError
+from taskstore.operations import Row, Transaction
+
+logger = logging.getLogger("taskstore")
+
+
+class Verdict(Enum):
+    """What a judge knows of an instance."""
+
+    ALIVE = "alive"
+    DEAD = "dead"
+    UNKNOWN = "unknown"  # on another machine, not watched for long enough yet
+
+
+@cache
+def machine_id() -> str | None:
+    """Identify this boot of this kernel and this pid namespace; None where the system does not tell.
+
+    Two processes with equal machine ids see each other under the same pids.
+    """
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as boot:
+            return f"{boot.read().strip()}/{os.readlink('/proc/self/ns/pid')}"
+    except OSError:
+        return None
+
+
+def process_start(pid: int) -> int | None:
+    """Return when a process started, in clock ticks since boot; None where that cannot be read."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as stat:
+            # The second field is the command in parentheses, and may itself hold blanks and parentheses.
+            return int(stat.read().rpartition(")")[2].split()[19])
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def is_proven_dead(pid: int, start: int | None) -> bool:
+    """Tell whether a process of this machine is gone: no such pid, or the pid belongs to a later process."""
+    if sys.platform == "win32":
+        return False  # os.kill(pid, 0) would end the process
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:
+        pass  # it exists, under another user
+    now = process_start(pid)
+    return start is not None and now is not None and now != start
+
+
+@dataclass(slots=True)
+class _Watch:
+    beat: int
+    seen_at: float
+    still_for: float = 0.0
+
+
+class Judge:
+    """Decides over instances, from one look at their rows to the next."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._watched: dict[str, _Watch] = {}
+
+    def judge(self, rows: Iterable[Row]) -> dict[str, Verdict]:
+        """Give the verdict over each instance; call it repeatedly, with all rows, to watch those elsewhere."""
+        rows = list(rows)
+        here = machine_id()
+        verdicts = {}
+        for row in rows:
+            if here is not None and row["machine_id"] == here:
+                dead = is_proven_dead(row["pid"], row["process_start"])
+                verdicts[row["instance_id"]] = Verdict.DEAD if dead else Verdict.ALIVE
+            else:
+                verdicts[row["instance_id"]] = self._watch(row)
+        self._watched = {key: watch for key, watch in self._watched.items() if key in verdicts}
+        return verdicts
+
+    def _watch(self, row: Row) -> Verdict:
+        now, lease = self._clock.monotonic(), row["lease_ms"] / 1000
+        watch = self._watched.get(row["instance_id"])
+        if watch is None:
+            self._watched[row["instance_id"]] = _Watch(row["beat"], now)
+            return Verdict.UNKNOWN
+        if watch.beat != row["beat"]:
+            self._watched[row["instance_id"]] = _Watch(row["beat"], now)
+            return Verdict.ALIVE
+        # However long this judge did not look (it was suspended, or the database was away and nobody could
+        # beat), one look counts for a third of the lease at most: the instance gets its chance to beat.
+        watch.still_for += min(now - watch.seen_at, lease / 3)
+        watch.seen_at = now
+        return Verdict.DEAD if watch.still_for >= lease else Verdict.UNKNOWN
+
+
+class Instance:
+    """The row of this open store: registered before its first task, beating from a thread of its own.
+
+    Args:
+        on_evicted: Called on the heartbeat's thread when the row is gone: others took this process for dead. By then
+            the instance is registered anew, under another id.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        clock: Clock,
+        *,
+        name: str,
+        lease: timedelta,
+        heartbeat: timedelta,
+        on_evicted: Callable[[str], None],
+    ) -> None:
+        self._database, self._clock, self._name = database, clock, name
+        self._lease_ms = lease // timedelta(milliseconds=1)
+        self._heartbeat = heartbeat
+        self._on_evicted = on_evicted
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        self.instance_id = ""
+
+    def start(self) -> None:
+        """Register, and beat from now on."""
+        self._register()
+        # A thread, not the event loop: a tool that blocks the loop must not look dead. An in-memory database has
+        # no one else to see a beat.
+        if self._database.shared:
+            self._thread = threading.Thread(target=self._beat, name="taskstore-heartbeat", daemon=True)
+            self._thread.start()
+
+    def stop(self) -> None:
+        """Stop beating; the row stays until ``release``."""
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _register(self) -> None:
+        instance_id, pid = new_instance_id(), os.getpid()
+        row = {
+            "instance_id": instance_id,
+            "name": self._name,
+            "machine_id": machine_id() or instance_id,  # unlike every other one's, where the system does not tell
+            "pid": pid,
+            "process_start": process_start(pid),
+            "started_at": self._clock.now(),
+            "beat": 0,
+            "lease_ms": self._lease_ms,
+        }
+        self._database.write_here(lambda transaction: transaction.execute(statements.REGISTER, row))
+        self.instance_id = instance_id
+
+    def _beat(self) -> None:
+        while not self._stop.wait(self._heartbeat.total_seconds()):
+            try:
+                self.beat()
+            except DatabaseUnavailableError as error:
+                # Nothing to do but beat again: nobody is declared dead while nobody can reach the database.
+                logger.warning("Heartbeat of instance %s failed, trying again: %s", self.instance_id, error)
+
+    def beat(self) -> None:
+        """Beat once; if the row is gone, register anew and tell."""
+        params = {"instance_id": self.instance_id}
+        if self._database.write_here(lambda transaction: transaction.row(statements.BEAT, params)) is None:
+            evicted = self.instance_id
+            self._register()
+            logger.error(
+                "Instance %s was declared dead by another process; its tasks are lost to it. Registered as %s.",
+                evicted,
+                self.instance_id,
+            )
+            self._on_evicted(evicted)
+
+
+def read_instances(transaction: Transaction) -> list[Row]:
+    """Unit: read every instance row."""
+    return transaction.rows(statements.INSTANCES, {})
+
+
+def release(database: Database, instance_id: str) -> bool:
+    """Delete an instance's row unless a live task names it; tell whether it is gone."""
+    unit = partial(_release, instance_id=instance_id)
+    return database.write(unit).result()
+
+
+def _release(transaction: Transaction, instance_id: str) -> bool:
+    return transaction.row(statements.RELEASE, {"instance_id": instance_id}) is not None

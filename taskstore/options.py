@@ -1,0 +1,77 @@
+"""StoreOptions: every setting of a store, checked when it is made."""
+
+from dataclasses import dataclass, field
+from datetime import timedelta
+
+from taskstore.clock import Clock
+from taskstore.database import Durability
+from taskstore.payload import check_text
+from taskstore.schema import DEFAULT_PREFIX, check_identifier
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreOptions:
+    """Settings of a store; the defaults serve most servers.
+
+    Attributes:
+        durability: ``full``: what was acknowledged survives power loss. ``normal``: the death of the process;
+            a power loss may take the last moments.
+        lease: How long an instance on another machine must be seen without a heartbeat to be taken for dead.
+        heartbeat: Between two beats; at most a third of the lease.
+        default_ttl: Lifetime of a task that asks for none; None is unlimited.
+        max_ttl: Longest lifetime a task can ask for; a longer one is cut to it, and reported so. None is unlimited.
+        min_retention: How long an outcome is kept after the finish, however short the ttl was.
+        binding_secret: Keys the digests that bind tasks to requestors. Without one a random secret in the
+            database does, so whoever can read the database could test a guess at who a requestor is.
+        table_prefix: Of every table.
+        schema: PostgreSQL schema of the tables; None is the connection's own.
+        migrate: Whether opening brings the schema up to date. None: yes on SQLite, no on PostgreSQL.
+        upkeep: Whether opening recovers, and a thread goes on to recover and sweep.
+        recovery_interval: Between two recovery passes.
+        sweep_interval: Between two sweeps of expired tasks.
+        server: Name of the server the tasks belong to; several servers can share a database.
+        clock: What is asked for the time.
+
+    Raises:
+        ValueError: A setting contradicts another one or makes no sense; the message names it.
+    """
+
+    durability: Durability = "full"
+    lease: timedelta = timedelta(seconds=30)
+    heartbeat: timedelta = timedelta(seconds=10)
+    default_ttl: timedelta | None = timedelta(hours=1)
+    max_ttl: timedelta | None = timedelta(days=30)
+    min_retention: timedelta = timedelta(minutes=15)
+    binding_secret: bytes | None = field(default=None, repr=False)
+    table_prefix: str = DEFAULT_PREFIX
+    schema: str | None = None
+    migrate: bool | None = None
+    upkeep: bool = True
+    recovery_interval: timedelta = timedelta(seconds=10)
+    sweep_interval: timedelta = timedelta(seconds=60)
+    server: str = ""
+    clock: Clock = field(default_factory=Clock)
+
+    def __post_init__(self) -> None:
+        if self.durability not in ("full", "normal"):
+            raise ValueError(f"durability must be 'full' or 'normal', not {self.durability!r}.")
+        for name in ("lease", "heartbeat", "recovery_interval", "sweep_interval"):
+            if getattr(self, name) <= timedelta(0):
+                raise ValueError(f"{name} must be longer than nothing, not {getattr(self, name)}.")
+        for name in ("default_ttl", "max_ttl", "min_retention"):
+            value = getattr(self, name)
+            if value is not None and value < timedelta(0):
+                raise ValueError(f"{name} must not be negative, but is {value}.")
+        if self.heartbeat * 3 > self.lease:
+            raise ValueError(
+                f"heartbeat ({self.heartbeat}) must be at most a third of the lease ({self.lease}), "
+                "or a beat that comes late looks like a death."
+            )
+        if self.max_ttl is not None and (self.default_ttl is None or self.default_ttl > self.max_ttl):
+            raise ValueError(f"default_ttl ({self.default_ttl}) must not exceed max_ttl ({self.max_ttl}).")
+        if self.binding_secret is not None and len(self.binding_secret) < 16:
+            raise ValueError("binding_secret must have at least 16 bytes; make one with secrets.token_bytes(32).")
+        check_identifier(self.table_prefix, "table_prefix")
+        if self.schema is not None:
+            check_identifier(self.schema, "schema")
+        check_text(self.server, "server")

@@ -1,0 +1,67 @@
+"""MaintenanceScheduler: runs recovery and the sweep from time to time, on one thread of its own."""
+
+import logging
+import threading
+from collections.abc import Callable
+from datetime import UTC, timedelta
+from typing import TYPE_CHECKING
+
+from taskstore.errors import DatabaseUnavailableError
+
+if TYPE_CHECKING:
+    from apscheduler.schedulers.background import BackgroundScheduler
+
+logger = logging.getLogger("taskstore")
+
+
+class MaintenanceScheduler:
+    """Runs jobs at intervals until it is stopped; a job that fails is logged and runs again the next time."""
+
+    def __init__(self) -> None:
+        self._jobs: list[tuple[str, Callable[[], object], timedelta]] = []
+        self._thread: threading.Thread | None = None
+        self._scheduler: BackgroundScheduler | None = None
+
+    def add(self, name: str, job: Callable[[], object], every: timedelta) -> None:
+        """Add a job before the start; the first run comes after one interval."""
+        self._jobs.append((name, job, every))
+
+    def start(self) -> None:
+        """Start. Returns at once: importing APScheduler takes longer than opening a store, so a thread does it."""
+        self._thread = threading.Thread(target=self._start, name="taskstore-upkeep", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Wait for a job that runs, and stop."""
+        if self._thread is not None:
+            self._thread.join()
+        if self._scheduler is not None:
+            self._scheduler.shutdown()
+
+    def _start(self) -> None:
+        from apscheduler.executors.debug import DebugExecutor
+        from apscheduler.schedulers.background import BackgroundScheduler
+
+        # DebugExecutor runs each job on the scheduler's own thread, a daemon. A pool of threads would add nothing
+        # for jobs that run one after the other, and would be waited for at interpreter exit.
+        self._scheduler = BackgroundScheduler(
+            executors={"default": DebugExecutor()},
+            job_defaults={"coalesce": True, "max_instances": 1, "misfire_grace_time": None},
+            timezone=UTC,
+        )
+        for name, job, every in self._jobs:
+            seconds = every.total_seconds()
+            # Jitter keeps servers that were started together from running recovery together.
+            self._scheduler.add_job(
+                _logged, "interval", args=(name, job), id=name, seconds=seconds, jitter=max(int(seconds / 10), 1)
+            )
+        self._scheduler.start()
+
+
+def _logged(name: str, job: Callable[[], object]) -> None:
+    try:
+        job()
+    except DatabaseUnavailableError as error:
+        logger.warning("Upkeep job %s did not finish, and will be run again: %s", name, error)
+    except Exception:
+        logger.exception("Upkeep job %s failed, and will be run again.", name)

@@ -1,0 +1,640 @@
+"""TaskStore: the public API, thin over ``operations``, and the composition of a store from its parts."""
+
+import asyncio
+import json
+import logging
+import secrets
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from enum import Enum
+from functools import partial
+from typing import Final, TypeVar
+
+from pydantic import JsonValue
+
+from taskstore import migrate, operations, payload, statements
+from taskstore.binding import AuthContext, Binding, new_task_id, shorten
+from taskstore.database import Database
+from taskstore.errors import (
+    BindingError,
+    DatabaseUnavailableError,
+    InvalidCursorError,
+    LeaseLostError,
+    TaskNotFoundError,
+)
+from taskstore.handle import TaskHandle
+from taskstore.instances import Instance, Judge, Verdict, read_instances
+from taskstore.operations import Fence, Reader, Refused, Row, Transaction
+from taskstore.options import StoreOptions
+from taskstore.recovery import Recovery
+from taskstore.scheduler import MaintenanceScheduler
+from taskstore.task import (
+    Health,
+    OnCrash,
+    Outcome,
+    OwnerKind,
+    RecoveryReport,
+    SweepReport,
+    Task,
+    TaskDetails,
+    TaskEvent,
+    TaskPage,
+    TaskStatus,
+)
+from taskstore.waiting import Waiting
+
+T = TypeVar("T")
+
+logger = logging.getLogger("taskstore")
+audit = logging.getLogger("taskstore.audit")
+
+
+class Default(Enum):
+    """The type of DEFAULT, which stands for the store's setting where None has a meaning of its own."""
+
+    DEFAULT = "default"
+
+
+DEFAULT: Final = Default.DEFAULT
+
+_MAX_LIMIT = 1000
+_LONGEST_ID = 200
+_CANCELLED = "The task was cancelled by request."
+
+
+class _Parts:
+    """An open store's parts, and what every call does with them: run a unit, raise what it refused."""
+
+    def __init__(self, database: Database, options: StoreOptions) -> None:
+        self.database, self.options, self.clock = database, options, options.clock
+        self.min_retention_ms = _ms(options.min_retention)
+        self.lease_ms = _ms(options.lease)
+        self.binding = _open_binding(database, options.binding_secret)
+        self.waiting = Waiting(database)
+        self.recovery = Recovery(
+            database, options.clock, min_retention=options.min_retention, on_change=self.waiting.notify
+        )
+        self.held: dict[str, Fence] = {}
+        self.handles: dict[str, TaskHandle] = {}
+        self.instance: Instance | None = None
+        self.scheduler = MaintenanceScheduler()
+
+    @property
+    def writer(self) -> str:
+        """Who stands in the events: this instance; an observer's changes stand under no instance."""
+        return "" if self.instance is None else self.instance.instance_id
+
+    def reader(self, auth: AuthContext | None) -> Reader:
+        return Reader(self.binding.auth_key(auth), self.clock.now(), self.lease_ms)
+
+    def operator_reader(self) -> Reader:
+        return Reader(None, self.clock.now(), self.lease_ms)
+
+    async def write_unit(self, unit: Callable[[Transaction], T | Refused]) -> T:
+        return _value(await asyncio.wrap_future(self.database.write(unit)))
+
+    async def read_unit(self, unit: Callable[[Transaction], T | Refused], *, snapshot: bool = False) -> T:
+        return _value(await asyncio.wrap_future(self.database.read(unit, snapshot=snapshot)))
+
+    def let_go(self, fence: Fence) -> None:
+        if self.held.get(fence.task_id) == fence:
+            del self.held[fence.task_id]
+            self.handles.pop(fence.task_id, None)
+
+    def start(self) -> None:
+        """Become an instance, recover what dead ones left, and keep doing so."""
+        options = self.options
+        self.instance = Instance(
+            self.database,
+            self.clock,
+            name=options.server,
+            lease=options.lease,
+            heartbeat=options.heartbeat,
+            on_evicted=self._evicted,
+        )
+        self.instance.start()
+        if options.upkeep:
+            self.recover()
+            self.scheduler.add("recover", self.recover, options.recovery_interval)
+            self.scheduler.add("sweep", self.recovery.sweep, options.sweep_interval)
+            self.scheduler.start()
+
+    def recover(self) -> RecoveryReport:
+        return self.recovery.recover(self.writer)
+
+    def close(self) -> None:
+        self.scheduler.stop()
+        self.waiting.close()
+        try:
+            if self.instance is not None:
+                self.instance.stop()
+                self.recovery.hand_over(self.instance.instance_id)
+        except DatabaseUnavailableError as error:
+            logger.warning("The store is closed without a last word to its database: %s", error)
+        finally:
+            self.database.close()
+
+    def _evicted(self, instance_id: str) -> None:
+        lost = [fence for fence in list(self.held.values()) if fence.instance_id == instance_id]
+        for fence in lost:
+            handle = self.handles.get(fence.task_id)
+            if handle is not None:
+                handle.stop_work()
+            self.let_go(fence)
+
+
+class TaskStore:
+    """A durable store of MCP tasks; open one with ``TaskStore.open()``. For one event loop (asyncio).
+
+    Whoever asks for a task says who asks: ``auth`` is an ``AuthContext``, or None for "no auth context". A task that
+    is unknown, expired or somebody else's raises the same ``TaskNotFoundError``. Every method may raise
+    ``DatabaseUnavailableError``.
+    """
+
+    def __init__(self, parts: _Parts) -> None:
+        self._parts = parts
+        self.operator = OperatorView(parts)
+
+    @classmethod
+    @asynccontextmanager
+    async def open(cls, url: str, *, options: StoreOptions | None = None) -> AsyncIterator["TaskStore"]:
+        """Open a store: check the schema, recover what dead processes left, start upkeep; close it at the end.
+
+        Args:
+            url: ``sqlite:///tasks.db``, ``sqlite://`` (in memory), ``postgresql+psycopg://user@host/name``.
+
+        Raises:
+            ValueError: The URL names a database or a driver that is not supported.
+            DatabaseUnavailableError: The database cannot be opened or reached.
+            SchemaError: The schema is missing or behind and may not be migrated here, or it is ahead of this code.
+            BindingError: The database was first opened with another binding secret.
+        """
+        parts = await asyncio.to_thread(_open, url, options or StoreOptions())
+        try:
+            yield cls(parts)
+        finally:
+            await asyncio.to_thread(parts.close)
+
+    async def create_task(
+        self,
+        *,
+        auth: AuthContext | None,
+        ttl: timedelta | None | Default = DEFAULT,
+        poll_interval: timedelta | None = None,
+        method: str = "tools/call",
+        name: str | None = None,
+        request: JsonValue | Mapping[str, JsonValue] = None,
+        session_id: str | None = None,
+    ) -> Task:
+        """Create a task in status ``working``, held by this process; it is durable when this returns.
+
+        Args:
+            ttl: Lifetime from now; None is unlimited. Cut to ``max_ttl``; the task says what it got.
+            poll_interval: How often a client should ask.
+            method: The request that the task stands for.
+            name: The tool's name.
+            request: What a later run would need of the request.
+            session_id: Narrows listings; never part of who may see the task.
+
+        Raises:
+            ValueError: ``ttl`` or ``poll_interval`` is negative.
+            PayloadError: ``request``, ``method`` or ``name`` cannot be stored.
+            LeaseLostError: This store is an observer, and runs nothing.
+        """
+        parts = self._parts
+        reader = parts.reader(auth)
+        values = self._row(reader, ttl, poll_interval, method, name, request, session_id)
+        unit = partial(operations.create_task, values=values, reader=reader, writer=parts.writer)
+        task = await parts.write_unit(unit)
+        parts.held[task.task_id] = Fence(task.task_id, str(values["instance_id"]), task.attempt)
+        audit.info("created %s for %s", shorten(task.task_id), _whose(reader))
+        return task
+
+    async def get_task(self, task_id: str, *, auth: AuthContext | None) -> Task:
+        """Read a task; no payload is read."""
+        return await _get_task(self._parts, task_id, self._parts.reader(auth))
+
+    async def get_details(self, task_id: str, *, auth: AuthContext | None) -> TaskDetails:
+        """Read a task, its outcome if it is finished, and its open questions: one snapshot of the database."""
+        return await _get_details(self._parts, task_id, self._parts.reader(auth))
+
+    async def get_outcome(self, task_id: str, *, auth: AuthContext | None) -> Outcome:
+        """Read what a finished task came to.
+
+        Raises:
+            NotFinishedError: The task is still live.
+        """
+        reader = self._parts.reader(auth)
+        outcome = await self._parts.read_unit(
+            partial(operations.get_outcome, task_id=_checked(task_id), reader=reader), snapshot=True
+        )
+        audit.info("outcome of %s read by %s", shorten(task_id), _whose(reader))
+        return outcome
+
+    async def wait_for_task(
+        self,
+        task_id: str,
+        *,
+        auth: AuthContext | None,
+        since_version: int | None = None,
+        timeout: timedelta | None = None,
+    ) -> Task:
+        """Wait for a task to finish, or for its next change.
+
+        Args:
+            since_version: Return once the task's version is higher than this. None: once it is finished.
+            timeout: How long to wait at most; None is for ever.
+
+        Returns:
+            The task as it is then; at the timeout, as it is.
+        """
+        parts, loop = self._parts, asyncio.get_running_loop()
+        ends = None if timeout is None else loop.time() + timeout.total_seconds()
+        with parts.waiting.waiter(_checked(task_id)) as waiter:
+            while True:
+                change = waiter.next_change()
+                task = await self.get_task(task_id, auth=auth)
+                left = None if ends is None else ends - loop.time()
+                due = task.is_finished or (since_version is not None and task.version > since_version)
+                if due or (left is not None and left <= 0):
+                    return task
+                waiter.version = task.version
+                await asyncio.wait({asyncio.wrap_future(change)}, timeout=left)
+
+    async def list_tasks(
+        self,
+        *,
+        auth: AuthContext | None,
+        status: TaskStatus | None = None,
+        cursor: str | None = None,
+        limit: int = 100,
+        session_id: str | None = None,
+    ) -> TaskPage:
+        """List an auth context's tasks, newest first; without an auth context there is nothing to list.
+
+        Args:
+            cursor: ``next_cursor`` of the page before; None is the first page.
+            limit: Tasks a page, 1 to 1000.
+
+        Raises:
+            ValueError: ``limit`` is out of range.
+            InvalidCursorError: The cursor was issued for another auth context or filter, or not by this store.
+        """
+        if auth is None:
+            _check_limit(limit)
+            return TaskPage(tasks=(), next_cursor=None)
+        filters = {
+            "status": None if status is None else TaskStatus(status),
+            "session_digest": None if session_id is None else self._parts.binding.session_digest(session_id),
+        }
+        return await _list_tasks(self._parts, self._parts.reader(auth), filters, cursor, limit)
+
+    async def list_events(self, task_id: str, *, auth: AuthContext | None, after: int = 0) -> list[TaskEvent]:
+        """List a task's state changes after a version, oldest first."""
+        return await _list_events(self._parts, task_id, self._parts.reader(auth), after)
+
+    async def cancel_task(self, task_id: str, *, auth: AuthContext | None) -> Task:
+        """Cancel a live task: at once on the record; its work is told, and whatever it still says is refused.
+
+        Raises:
+            TaskFinishedError: The task is finished already; carries the record that stands.
+        """
+        return await _cancel_task(self._parts, task_id, self._parts.reader(auth))
+
+    async def answer_inputs(
+        self, task_id: str, responses: Mapping[str, JsonValue], *, auth: AuthContext | None
+    ) -> Task:
+        """Answer open questions; the last answer sets the task to ``working``.
+
+        Responses under keys that are not open (never asked, answered already) are ignored unread.
+
+        Raises:
+            PayloadError: A response to an open question cannot be stored; none of them is.
+        """
+        parts = self._parts
+        details = await self.get_details(task_id, auth=auth)
+        encoded = {
+            key: payload.encode(response, what=f"$.{key}")
+            for key, response in responses.items()
+            if key in details.input_requests
+        }
+        if not encoded:
+            return details.task
+        reader = parts.reader(auth)
+        unit = partial(operations.answer_inputs, task_id=task_id, responses=encoded, reader=reader, writer=parts.writer)
+        task = await parts.write_unit(unit)
+        parts.waiting.notify(task_id)
+        return task
+
+    async def delete_task(self, task_id: str, *, auth: AuthContext | None) -> None:
+        """Delete a finished task with its history.
+
+        Raises:
+            NotFinishedError: The task is still live; cancel it first.
+        """
+        reader = self._parts.reader(auth)
+        await self._parts.write_unit(partial(operations.delete_task, task_id=_checked(task_id), reader=reader))
+        self._parts.waiting.notify(task_id)
+        audit.info("deleted %s for %s", shorten(task_id), _whose(reader))
+
+    def handle(self, task: Task) -> TaskHandle:
+        """Take a task in hand that this store created; at most one handle a task writes.
+
+        Raises:
+            ValueError: The task was found by a repeated create, so another call runs it.
+            LeaseLostError: This process does not hold the task: it is another's, finished, or was lost.
+        """
+        parts = self._parts
+        if task.existing:
+            raise ValueError(f"Task {shorten(task.task_id)} existed before this create; whoever created it runs it.")
+        fence = parts.held.get(task.task_id)
+        if fence is None:
+            raise LeaseLostError(task.task_id)
+        handle = parts.handles.get(task.task_id)
+        if handle is None:
+            handle = parts.handles[task.task_id] = TaskHandle(parts, task, fence)
+        return handle
+
+    async def recover(self) -> RecoveryReport:
+        """Fail the live tasks of dead processes; opening did it, and the upkeep goes on doing it."""
+        return await asyncio.to_thread(self._parts.recover)
+
+    async def sweep(self) -> SweepReport:
+        """Delete expired tasks; the upkeep does it too, and no read depends on it."""
+        return await asyncio.to_thread(self._parts.recovery.sweep)
+
+    def _row(
+        self,
+        reader: Reader,
+        ttl: timedelta | None | Default,
+        poll_interval: timedelta | None,
+        method: str,
+        name: str | None,
+        request: JsonValue | Mapping[str, JsonValue],
+        session_id: str | None,
+    ) -> Row:
+        parts = self._parts
+        ttl_ms = self._ttl_ms(ttl)
+        if poll_interval is not None and poll_interval < timedelta(0):
+            raise ValueError(f"poll_interval must not be negative, but is {poll_interval}.")
+        row: Row = dict.fromkeys(column.name for column in statements.tasks.c)
+        row.update(
+            task_id=new_task_id(reader.now),
+            auth_key=reader.auth_key,
+            server=parts.options.server,
+            method=payload.check_text(method, "$.method"),
+            name=None if name is None else payload.check_text(name, "$.name"),
+            session_digest=None if session_id is None else parts.binding.session_digest(session_id),
+            status=TaskStatus.WORKING.value,
+            is_error=False,
+            created_at=reader.now,
+            last_updated_at=reader.now,
+            ttl_ms=ttl_ms,
+            expires_at=None if ttl_ms is None else reader.now + ttl_ms,
+            poll_interval_ms=None if poll_interval is None else _ms(poll_interval),
+            owner_kind=OwnerKind.INSTANCE.value,
+            instance_id=parts.writer,
+            attempt=1,
+            crashes=0,
+            max_attempts=1,
+            on_crash=OnCrash.FAIL.value,
+            version=1,
+            request=None if request is None else payload.encode(request, what="$.request"),
+        )
+        if not parts.writer:
+            raise LeaseLostError(row["task_id"])
+        return row
+
+    def _ttl_ms(self, ttl: timedelta | None | Default) -> int | None:
+        options = self._parts.options
+        asked = options.default_ttl if isinstance(ttl, Default) else ttl
+        if asked is not None and asked < timedelta(0):
+            raise ValueError(f"ttl must not be negative, but is {asked}.")
+        if options.max_ttl is not None:
+            asked = options.max_ttl if asked is None else min(asked, options.max_ttl)
+        return None if asked is None else _ms(asked)
+
+
+class OperatorView:
+    """What the operator of a server may see and do: every task, whoever's it is. No adapter reaches it."""
+
+    def __init__(self, parts: _Parts) -> None:
+        self._parts = parts
+
+    async def get_task(self, task_id: str) -> Task:
+        """Read any task."""
+        return await _get_task(self._parts, task_id, self._parts.operator_reader())
+
+    async def get_details(self, task_id: str) -> TaskDetails:
+        """Read any task, its outcome and its open questions, in one snapshot."""
+        return await _get_details(self._parts, task_id, self._parts.operator_reader())
+
+    async def list_tasks(
+        self,
+        *,
+        status: TaskStatus | None = None,
+        name: str | None = None,
+        server: str | None = None,
+        session_id: str | None = None,
+        cursor: str | None = None,
+        limit: int = 100,
+    ) -> TaskPage:
+        """List every task, newest first; arguments and errors are those of ``TaskStore.list_tasks``."""
+        filters = {
+            "status": None if status is None else TaskStatus(status),
+            "name": name,
+            "server": server,
+            "session_digest": None if session_id is None else self._parts.binding.session_digest(session_id),
+        }
+        return await _list_tasks(self._parts, self._parts.operator_reader(), filters, cursor, limit)
+
+    async def list_events(self, task_id: str, *, after: int = 0) -> list[TaskEvent]:
+        """List any task's state changes after a version, oldest first."""
+        return await _list_events(self._parts, task_id, self._parts.operator_reader(), after)
+
+    async def cancel_task(self, task_id: str) -> Task:
+        """Cancel any live task.
+
+        Raises:
+            TaskFinishedError: The task is finished already; carries the record that stands.
+        """
+        return await _cancel_task(self._parts, task_id, self._parts.operator_reader())
+
+    async def health(self) -> Health:
+        """Count the store's tasks and instances; reads every row, so it is for people and slow probes."""
+        parts = self._parts
+
+        def look(transaction: Transaction) -> tuple[Row, list[Row], list[Row]]:
+            counts = transaction.row(statements.COUNTS, {"now": parts.clock.now()})
+            assert counts is not None, "an aggregate without GROUP BY has one row"
+            return counts, transaction.rows(statements.HELD_BY, {}), read_instances(transaction)
+
+        counts, held_by, instances = await parts.read_unit(look, snapshot=True)
+        verdicts = Judge(parts.clock).judge(instances)
+        return Health(
+            database=parts.database.label,
+            revision=parts.database.revision() or "",
+            orphans=sum(
+                row["held"] for row in held_by if verdicts.get(row["instance_id"], Verdict.DEAD) is Verdict.DEAD
+            ),
+            instances=sum(verdict is not Verdict.DEAD for verdict in verdicts.values()),
+            **counts,
+        )
+
+
+# --- what TaskStore and OperatorView share; they differ in who reads
+
+
+async def _get_task(parts: _Parts, task_id: str, reader: Reader) -> Task:
+    return await parts.read_unit(partial(operations.get_task, task_id=_checked(task_id), reader=reader))
+
+
+async def _get_details(parts: _Parts, task_id: str, reader: Reader) -> TaskDetails:
+    unit = partial(operations.get_details, task_id=_checked(task_id), reader=reader)
+    details = await parts.read_unit(unit, snapshot=True)
+    if details.outcome is not None:
+        audit.info("outcome of %s read by %s", shorten(task_id), _whose(reader))
+    return details
+
+
+async def _list_events(parts: _Parts, task_id: str, reader: Reader, after: int) -> list[TaskEvent]:
+    unit = partial(operations.list_events, task_id=_checked(task_id), reader=reader, after=after)
+    return await parts.read_unit(unit, snapshot=True)
+
+
+async def _cancel_task(parts: _Parts, task_id: str, reader: Reader) -> Task:
+    unit = partial(
+        operations.cancel_task,
+        task_id=_checked(task_id),
+        reader=reader,
+        writer=parts.writer,
+        message=payload.encode(_CANCELLED),
+        min_retention=parts.min_retention_ms,
+    )
+    task = await parts.write_unit(unit)
+    handle = parts.handles.get(task_id)
+    if handle is not None:
+        handle.stop_work()
+    parts.held.pop(task_id, None)
+    parts.waiting.notify(task_id)
+    audit.info("cancelled %s for %s", shorten(task_id), _whose(reader))
+    return task
+
+
+async def _list_tasks(
+    parts: _Parts, reader: Reader, filters: Mapping[str, str | None], cursor: str | None, limit: int
+) -> TaskPage:
+    _check_limit(limit)
+    scope = json.dumps([reader.auth_key, filters])
+    unit = partial(
+        operations.list_tasks,
+        reader=reader,
+        filters=filters,
+        before=None if cursor is None else _position(parts.binding, cursor, scope),
+        limit=limit + 1,  # one more than the page tells whether there is another one
+    )
+    found = await parts.read_unit(unit)
+    tasks = tuple(found[:limit])
+    if len(found) <= limit:
+        return TaskPage(tasks=tasks, next_cursor=None)
+    position = f"{operations.milliseconds(tasks[-1].created_at)} {tasks[-1].task_id}"
+    return TaskPage(tasks=tasks, next_cursor=parts.binding.seal_cursor(position, scope))
+
+
+def _position(binding: Binding, cursor: str, scope: str) -> tuple[int, str]:
+    position = binding.open_cursor(cursor, scope)
+    if position is None:
+        raise InvalidCursorError()
+    created_at, task_id = position.split(" ")
+    return int(created_at), task_id
+
+
+def _check_limit(limit: int) -> None:
+    if not 1 <= limit <= _MAX_LIMIT:
+        raise ValueError(f"limit must be 1 to {_MAX_LIMIT}, not {limit}.")
+
+
+def _checked(task_id: str) -> str:
+    """Let nothing through to the database that cannot be an id of ours, such as text with a NUL."""
+    if not (task_id.isascii() and task_id.isprintable() and len(task_id) <= _LONGEST_ID):
+        raise TaskNotFoundError(task_id)
+    return task_id
+
+
+def _value(value: T | Refused) -> T:
+    if isinstance(value, Refused):
+        audit.info("refused: %s", value.error)
+        raise value.error
+    return value
+
+
+def _whose(reader: Reader) -> str:
+    return "the operator" if reader.auth_key is None else reader.auth_key[:12] or "no auth context"
+
+
+def _ms(span: timedelta) -> int:
+    """Count milliseconds, a part of one as a whole one: nobody gets less than asked for."""
+    return -(-span // timedelta(milliseconds=1))
+
+
+# --- opening
+
+
+def _open(url: str, options: StoreOptions, *, observer: bool = False) -> _Parts:
+    """Compose a store. An observer reads and decides, but is no instance: it runs nothing and migrates nothing."""
+    database = Database(url, durability=options.durability, prefix=options.table_prefix, schema=options.schema)
+    try:
+        may_migrate = database.name == "sqlite" if options.migrate is None else options.migrate
+        if may_migrate and not observer and migrate.needs_upgrade(database):
+            migrate.upgrade_database(database)
+        migrate.check(database)
+        parts = _Parts(database, options)
+        if not observer:
+            parts.start()
+    except BaseException:
+        database.close()
+        raise
+    return parts
+
+
+@asynccontextmanager
+async def open_observer(url: str, *, options: StoreOptions | None = None) -> AsyncIterator[TaskStore]:
+    """Open a store to look at it and to operate it, beside the servers that use it; it leaves no trace."""
+    parts = await asyncio.to_thread(partial(_open, url, options or StoreOptions(), observer=True))
+    try:
+        yield TaskStore(parts)
+    finally:
+        await asyncio.to_thread(parts.close)
+
+
+def _open_binding(database: Database, secret: bytes | None) -> Binding:
+    proposed = secrets.token_bytes(32)
+
+    def first_open(transaction: Transaction) -> bytes:
+        return _settled(transaction, "store_secret", proposed)
+
+    store_secret = database.read(partial(_meta, name="store_secret")).result()
+    if store_secret is None:
+        store_secret = database.write(first_open).result()
+    binding = Binding(store_secret if secret is None else secret)
+    fingerprint = binding.fingerprint.encode()
+    known = database.read(partial(_meta, name="binding_fingerprint")).result()
+    if known is None:
+        known = database.write(lambda transaction: _settled(transaction, "binding_fingerprint", fingerprint)).result()
+    if known != fingerprint:
+        raise BindingError(database.label, has_secret=secret is not None)
+    return binding
+
+
+def _meta(transaction: Transaction, name: str) -> bytes | None:
+    row = transaction.row(statements.META, {"name": name})
+    return None if row is None else bytes(row["value"])
+
+
+def _settled(transaction: Transaction, name: str, value: bytes) -> bytes:
+    """Write a value unless there is one; return the one that stands."""
+    transaction.execute(statements.SET_META_ONCE, {"name": name, "value": value})
+    settled = _meta(transaction, name)
+    assert settled is not None, "it was there, or has just been written"
+    return settled

@@ -1,0 +1,127 @@
+"""Wake-ups: by an event inside the process, by one shared poll of the database for changes made elsewhere.
+
+No connection is held for a waiter. The poll runs only while somebody waits, and all waiters share it.
+"""
+
+import logging
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from datetime import timedelta
+
+from taskstore import statements
+from taskstore.database import Database
+from taskstore.errors import DatabaseUnavailableError
+from taskstore.operations import Transaction
+from taskstore.statements import WATCH_SIZE
+
+logger = logging.getLogger("taskstore")
+
+POLL_INTERVAL = timedelta(milliseconds=50)
+
+
+class Waiter:
+    """One who waits for the next change of a task after the version last seen."""
+
+    def __init__(self, task_id: str) -> None:
+        self.task_id = task_id
+        self.version = 0
+        self._lock = threading.Lock()
+        self._woken: Future[None] = Future()
+
+    def next_change(self) -> "Future[None]":
+        """Return a future that is done at the next wake-up; take it before reading the task, so that none is lost."""
+        with self._lock:
+            if self._woken.done():
+                self._woken = Future()
+            return self._woken
+
+    def wake(self) -> None:
+        """Wake up; a wake-up without a change is harmless, since the waiter reads again."""
+        with self._lock:
+            if not self._woken.done():
+                self._woken.set_result(None)
+
+
+class Waiting:
+    """The waiters of one store."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._waiters: dict[str, set[Waiter]] = defaultdict(set)
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        self._poll: threading.Thread | None = None
+
+    @contextmanager
+    def waiter(self, task_id: str) -> Iterator[Waiter]:
+        """Count as a waiter for a task while inside."""
+        waiter = Waiter(task_id)
+        with self._lock:
+            self._waiters[task_id].add(waiter)
+            if self._database.shared and self._poll is None and not self._stop.is_set():
+                self._poll = threading.Thread(target=self._run, name="taskstore-poll", daemon=True)
+                self._poll.start()
+        try:
+            yield waiter
+        finally:
+            with self._lock:
+                self._waiters[task_id].discard(waiter)
+                if not self._waiters[task_id]:
+                    del self._waiters[task_id]
+
+    def notify(self, task_id: str) -> None:
+        """Wake every waiter of a task; call it after COMMIT."""
+        with self._lock:
+            waiters = list(self._waiters.get(task_id, ()))
+        for waiter in waiters:
+            waiter.wake()
+
+    def close(self) -> None:
+        """Stop polling and wake everybody, who then learn that the store is closed."""
+        self._stop.set()
+        with self._lock:
+            poll, waiters = self._poll, [waiter for each in self._waiters.values() for waiter in each]
+        for waiter in waiters:
+            waiter.wake()
+        if poll is not None:
+            poll.join()
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            try:
+                with self._database.change_probe() as changed:
+                    if self._poll_until_idle(changed):
+                        return
+            except DatabaseUnavailableError as error:
+                logger.warning("Cannot look for changes by other processes, trying again: %s", error)
+                self._stop.wait(1.0)
+
+    def _poll_until_idle(self, changed: Callable[[], bool]) -> bool:
+        """Poll until nobody waits or the store closes; tell that this thread is done."""
+        while not self._stop.wait(POLL_INTERVAL.total_seconds()):
+            with self._lock:
+                if not self._waiters:
+                    self._poll = None
+                    return True
+                waited = [(task_id, list(waiters)) for task_id, waiters in self._waiters.items()]
+            if changed():
+                for start in range(0, len(waited), WATCH_SIZE):
+                    self._wake_changed(waited[start : start + WATCH_SIZE])
+        return True
+
+    def _wake_changed(self, waited: list[tuple[str, list[Waiter]]]) -> None:
+        ids = [task_id for task_id, _ in waited]
+        ids += ids[-1:] * (WATCH_SIZE - len(ids))
+        params = {f"id_{position}": task_id for position, task_id in enumerate(ids)}
+
+        def read(transaction: Transaction) -> dict[str, int]:
+            return {row["task_id"]: row["version"] for row in transaction.rows(statements.WATCH, params)}
+
+        versions = self._database.read_here(read)
+        for task_id, waiters in waited:
+            for waiter in waiters:
+                if versions.get(task_id) != waiter.version:  # changed, or gone
+                    waiter.wake()
