@@ -566,8 +566,8 @@ class _Sqlite(_Dialect):
                 place, os.W_OK, effective_ids=os.access in os.supports_effective_ids
             ):
                 raise DatabaseUnavailableError(
-                    f"{place} is read-only for this process, but {self.label} must be written, and SQLite keeps its WAL "
-                    "beside the file; make it writable, or put the database elsewhere."
+                    f"{place} is read-only for this process, but {self.label} must be written, and its WAL lies "
+                    "beside it; make both writable, or put the database elsewhere."
                 )
         file_system = file_system_of(self._path)
         if file_system in _NETWORK_FILE_SYSTEMS:

@@ -125,7 +125,6 @@ class _Parts:
 
     def close(self) -> None:
         self.scheduler.stop()
-        self.waiting.close()
         try:
             if self.instance is not None:
                 self.instance.stop()
@@ -133,6 +132,7 @@ class _Parts:
         except DatabaseUnavailableError as error:
             logger.warning("The store is closed without a last word to its database: %s", error)
         finally:
+            self.waiting.close()
             self.database.close()
 
     def _evicted(self, instance_id: str) -> None:

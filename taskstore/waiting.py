@@ -25,14 +25,20 @@ POLL_INTERVAL = timedelta(milliseconds=50)
 class Waiter:
     """One who waits for the next change of a task after the version last seen."""
 
-    def __init__(self, task_id: str) -> None:
-        self.task_id = task_id
+    def __init__(self, closed: threading.Event) -> None:
         self.version = 0
+        self._closed = closed
         self._lock = threading.Lock()
         self._woken: Future[None] = Future()
 
     def next_change(self) -> "Future[None]":
-        """Return a future that is done at the next wake-up; take it before reading the task, so that none is lost."""
+        """Return a future that is done at the next wake-up; take it before reading the task, so that none is lost.
+
+        Raises:
+            DatabaseUnavailableError: The store is closed: there is nothing more to wait for.
+        """
+        if self._closed.is_set():
+            raise DatabaseUnavailableError("The store was closed while a task was waited for.")
         with self._lock:
             if self._woken.done():
                 self._woken = Future()
@@ -58,7 +64,7 @@ class Waiting:
     @contextmanager
     def waiter(self, task_id: str) -> Iterator[Waiter]:
         """Count as a waiter for a task while inside."""
-        waiter = Waiter(task_id)
+        waiter = Waiter(self._stop)
         with self._lock:
             self._waiters[task_id].add(waiter)
             if self._database.shared and self._poll is None and not self._stop.is_set():

@@ -1,0 +1,1 @@
+"""What the store promises: every test runs on SQLite and on PostgreSQL."""
