@@ -1,0 +1,1 @@
+"""Real processes, really killed: what was acknowledged is there afterwards."""

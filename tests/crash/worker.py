@@ -1,0 +1,156 @@
+"""A process that works on a store until it is killed: ``python worker.py URL JOB [ARGUMENT...]``.
+
+It tells on standard output, a JSON line each, what has been acknowledged to it, before it goes on. A kill point is
+named ``STATEMENT:MOMENT``, such as ``CREATE:after-write``; SIGKILL comes when the process reaches it.
+"""
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from datetime import timedelta
+
+from taskstore import AuthContext, StoreOptions, TaskStore, statements
+from taskstore.database import Database, _Transaction
+from taskstore.statements import Change
+
+ALICE = AuthContext(subject="alice")
+
+
+def tell(**facts: object) -> None:
+    print(json.dumps(facts), flush=True)
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def arm(point: str, after: int = 1) -> None:
+    """Be killed the ``after``-th time the point is reached.
+
+    The moments: ``after-write``, when the statement has run and its transaction is open; ``before-commit`` and
+    ``after-commit``, of the transaction it ran in, the latter before anybody hears of it.
+    """
+    name, moment = point.split(":")
+    watched: Change = getattr(statements, name)
+    reached, ran = 0, False
+    change, transact = _Transaction.change, Database._transact
+
+    def watching_change(self, statement, params):
+        nonlocal reached, ran
+        row = change(self, statement, params)
+        if statement is watched:
+            reached += 1
+            ran = reached >= after
+            if ran and moment == "after-write":
+                die()
+        return row
+
+    def watching_transact(self, units):
+        def last(transaction):
+            if ran and moment == "before-commit":
+                die()
+
+        done = transact(self, [*units, last])
+        if ran and moment == "after-commit":
+            die()
+        return done[:-1]
+
+    _Transaction.change = watching_change  # type: ignore[method-assign]
+    Database._transact = watching_transact  # type: ignore[method-assign]
+
+
+async def finish_and_hang(store: TaskStore) -> None:
+    """Complete one task, leave three working, and wait for the end."""
+    done = await store.create_task(auth=ALICE, name="done")
+    await store.handle(done).complete({"pages": list(range(1000))})
+    working = [await store.create_task(auth=ALICE, name="working") for _ in range(3)]
+    tell(completed=done.task_id, working=[task.task_id for task in working])
+    await asyncio.Event().wait()
+
+
+async def create_many(store: TaskStore, count: str) -> None:
+    tasks = await asyncio.gather(*(store.create_task(auth=ALICE) for _ in range(int(count))))
+    tell(created=[task.task_id for task in tasks])
+    await asyncio.Event().wait()
+
+
+async def create_then_die(store: TaskStore, point: str) -> None:
+    for number in range(5):
+        if number == 4:
+            arm(point)
+        task = await store.create_task(auth=ALICE, request={"number": number})
+        tell(created=task.task_id)
+
+
+async def complete_then_die(store: TaskStore, point: str) -> None:
+    acknowledged = await store.create_task(auth=ALICE)
+    await store.handle(acknowledged).complete({"blob": "x" * 100_000})
+    tell(completed=acknowledged.task_id)
+    task = await store.create_task(auth=ALICE)
+    tell(created=task.task_id)
+    arm(point)
+    await store.handle(task).complete({"blob": "y" * 100_000})
+    tell(completed=task.task_id)
+
+
+async def recover_then_die(store: TaskStore, point: str, after: str) -> None:
+    arm(point, int(after))
+    report = await store.recover()
+    tell(recovered=list(report.recovered))
+
+
+async def hold(store: TaskStore) -> None:
+    """Work on one task until told to finish it."""
+    task = await store.create_task(auth=ALICE)
+    async with store.handle(task) as handle:
+        tell(created=task.task_id)
+        await asyncio.to_thread(sys.stdin.readline)
+        done = await handle.complete({"ok": True})
+    tell(completed=task.task_id, attempt=done.attempt)
+
+
+async def work(store: TaskStore, rounds: str) -> None:
+    """Eight tasks at a time: create, read, report, complete, read again."""
+
+    async def flow() -> None:
+        for _ in range(int(rounds)):
+            task = await store.create_task(auth=ALICE)
+            handle = store.handle(task)
+            await store.get_task(task.task_id, auth=ALICE)
+            await handle.progress(1)
+            await handle.complete({"task": task.task_id})
+            result = (await store.get_outcome(task.task_id, auth=ALICE)).result
+            assert result == {"task": task.task_id}
+
+    await asyncio.gather(*(flow() for _ in range(8)))
+    tell(finished=8 * int(rounds))
+
+
+JOBS = {
+    job.__name__: job
+    for job in (finish_and_hang, create_many, create_then_die, complete_then_die, recover_then_die, hold, work)
+}
+
+
+async def main(url: str, job: str, *arguments: str) -> None:
+    # recover_then_die recovers itself, under its kill point; upkeep would come first.
+    upkeep = job != "recover_then_die"
+    options = StoreOptions(upkeep=upkeep, lease=timedelta(seconds=30))
+    async with TaskStore.open(url, options=options) as store:
+        await JOBS[job](store, *arguments)
+
+
+async def open_and_recover(url: str, times: str) -> None:
+    """Open the store again and again, recovering each time."""
+    recovered = []
+    for _ in range(int(times)):
+        async with TaskStore.open(url) as store:
+            recovered += (await store.recover()).recovered
+    tell(recovered=recovered)
+
+
+if __name__ == "__main__":
+    _, url, job, *arguments = sys.argv
+    asyncio.run(open_and_recover(url, *arguments) if job == "open_and_recover" else main(url, job, *arguments))
