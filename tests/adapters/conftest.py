@@ -1,0 +1,207 @@
+"""A client that speaks the tasks extension, and servers for it, in process and over HTTP."""
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any, ClassVar, Literal
+
+import httpx2
+import mcp_types
+import pytest
+import uvicorn
+from mcp import Client
+from mcp.client.extension import ClaimContext, ClientExtension, ResultClaim
+from mcp.client.streamable_http import streamable_http_client
+from mcp.server.auth.provider import AccessToken
+from mcp.server.auth.settings import AuthSettings
+from mcp.server.mcpserver import MCPServer
+from mcp.shared.exceptions import MCPError
+from pydantic import AnyHttpUrl, ConfigDict
+
+from taskstore import AuthContext
+from taskstore.adapters.mcp_v2 import TasksExtension, _local_user
+
+EXTENSION = TasksExtension.identifier
+
+
+class Answer(mcp_types.Result):
+    """Any result, as it came over the wire."""
+
+    model_config = ConfigDict(extra="allow")
+
+    @property
+    def wire(self) -> dict[str, Any]:
+        return self.model_extra or {}
+
+
+class CreatedTask(mcp_types.Result):
+    """A CreateTaskResult."""
+
+    model_config = ConfigDict(extra="allow")
+    result_type: Literal["task"] = "task"
+
+    @property
+    def wire(self) -> dict[str, Any]:
+        return {"resultType": self.result_type, **(self.model_extra or {})}
+
+
+class DeclaresTasks(ClientExtension):
+    """Declares the extension and takes a CreateTaskResult as it is."""
+
+    identifier = EXTENSION
+
+    def claims(self) -> list[ResultClaim[CreatedTask]]:
+        async def resolve(created: CreatedTask, context: ClaimContext) -> mcp_types.CallToolResult:
+            raise AssertionError("the tests poll for themselves")
+
+        return [ResultClaim(result_type="task", model=CreatedTask, resolve=resolve)]
+
+
+class RawRequest(mcp_types.Request[dict[str, Any], str]):
+    """Any request, without routing header."""
+
+
+class TaskRequest(RawRequest):
+    """A request that is routed by its task id."""
+
+    name_param: ClassVar[str | None] = "taskId"
+
+
+class Peer:
+    """A connected client in terms of the extension."""
+
+    def __init__(self, client: Client) -> None:
+        self.client = client
+
+    async def call(self, tool: str, **arguments: object) -> dict[str, Any]:
+        """Call a tool and return the result's JSON, be it a task or not."""
+        result = await self.client.session.call_tool(tool, arguments, allow_input_required=True, allow_claimed=True)
+        if isinstance(result, CreatedTask):
+            return result.wire
+        return result.model_dump(by_alias=True, mode="json", exclude_none=True)
+
+    async def start(self, tool: str, **arguments: object) -> str:
+        """Call a tool that must become a task, and return the task's id."""
+        created = await self.call(tool, **arguments)
+        assert created["resultType"] == "task", created
+        return str(created["taskId"])
+
+    async def request(self, method: str, params: Mapping[str, object], *, routed: bool = True) -> dict[str, Any]:
+        """Send any request and return the result's JSON."""
+        request = (TaskRequest if routed else RawRequest)(method=method, params=dict(params))
+        return (await self.client.session.send_request(request, Answer)).wire
+
+    async def get(self, task_id: str) -> dict[str, Any]:
+        return await self.request("tasks/get", {"taskId": task_id})
+
+    async def cancel(self, task_id: str) -> dict[str, Any]:
+        return await self.request("tasks/cancel", {"taskId": task_id})
+
+    async def update(self, task_id: str, responses: Mapping[str, object]) -> dict[str, Any]:
+        return await self.request("tasks/update", {"taskId": task_id, "inputResponses": dict(responses)})
+
+
+Connect = Callable[..., AbstractAsyncContextManager[Peer]]
+Serve = Callable[[MCPServer[Any]], AbstractAsyncContextManager[str]]
+
+
+@asynccontextmanager
+async def _connect(
+    target: MCPServer[Any] | str, *, token: str | None = None, declares: bool = True, mode: str = "2026-07-28"
+) -> AsyncIterator[Peer]:
+    async with contextlib.AsyncExitStack() as stack:
+        where: Any = target
+        if isinstance(target, str):
+            headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+            http = await stack.enter_async_context(httpx2.AsyncClient(headers=headers))
+            where = streamable_http_client(target, http_client=http)
+        extensions = [DeclaresTasks()] if declares else []
+        client = await stack.enter_async_context(Client(where, mode=mode, extensions=extensions))
+        yield Peer(client)
+
+
+class _Uvicorn(uvicorn.Server):
+    """A server inside a test: says when it listens, and leaves the signals to pytest."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.listening = asyncio.Event()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.listening.set()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+@asynccontextmanager
+async def _serve(server: MCPServer[Any]) -> AsyncIterator[str]:
+    listener = socket.create_server(("127.0.0.1", 0))
+    uvicorn_server = _Uvicorn(uvicorn.Config(server.streamable_http_app(), log_level="warning", lifespan="on"))
+    serving = asyncio.create_task(uvicorn_server.serve(sockets=[listener]))
+    listening = asyncio.create_task(uvicorn_server.listening.wait())
+    await asyncio.wait({serving, listening}, return_when=asyncio.FIRST_COMPLETED)
+    if serving.done():
+        raise AssertionError("the server did not start") from serving.exception()
+    try:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}/mcp"
+    finally:
+        uvicorn_server.should_exit = True
+        await serving
+        listener.close()
+
+
+@pytest.fixture
+def connect() -> Connect:
+    """Connect to a server in process or to a URL: ``async with connect(server) as peer``."""
+    return _connect
+
+
+@pytest.fixture
+def serve() -> Serve:
+    """Serve over streamable HTTP on a free port: ``async with serve(server) as url``."""
+    return _serve
+
+
+@pytest.fixture
+def local() -> AuthContext:
+    """The auth context of a client in this process."""
+    return AuthContext(issuer="local", subject=_local_user())
+
+
+class Tokens:
+    """A token verifier whose token *is* the user's name; every user comes through the same client."""
+
+    async def verify_token(self, token: str) -> AccessToken | None:
+        if token.startswith("nobody"):
+            return None
+        claims = {"iss": "https://issuer.example"}
+        return AccessToken(token=token, client_id="app", scopes=[], subject=token, claims=claims)
+
+
+@pytest.fixture
+def authorization() -> dict[str, Any]:
+    """Keywords that make an ``MCPServer`` demand a bearer token, which is the user's name."""
+    url = AnyHttpUrl("http://127.0.0.1/mcp")
+    settings = AuthSettings(
+        issuer_url=AnyHttpUrl("https://issuer.example"), resource_server_url=url, validate_token_resource=False
+    )
+    return {"auth": settings, "token_verifier": Tokens()}
+
+
+@contextlib.contextmanager
+def _refused(code: int, text: str = "") -> Iterator[None]:
+    with pytest.raises(MCPError) as caught:
+        yield
+    assert caught.value.error.code == code, caught.value.error
+    assert text in caught.value.error.message
+
+
+@pytest.fixture
+def refused() -> Callable[..., contextlib.AbstractContextManager[None]]:
+    """Expect a JSON-RPC error: ``with refused(-32602, "not found")``."""
+    return _refused

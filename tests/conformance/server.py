@@ -1,0 +1,65 @@
+"""The server that the MCP conformance suite tests: ``python tests/conformance/server.py --port 8000 --url sqlite:///t.db``.
+
+Its tools are those that the suite's tasks scenarios call, by name and behaviour. Prints its port when it listens;
+with ``--port 0`` the system chooses one.
+"""
+
+import argparse
+import socket
+
+import anyio
+import uvicorn
+from mcp.server.mcpserver import MCPServer
+from mcp.shared.exceptions import MCPError
+from mcp_types import INTERNAL_ERROR
+
+from taskstore.adapters.mcp_v2 import TasksExtension
+
+
+def make_server(url: str) -> MCPServer:
+    """Make the server over a store; the suite sends no token, so there is no authorization."""
+    tasks = TasksExtension(url)
+    server = MCPServer("conformance", extensions=[tasks], lifespan=tasks.lifespan)
+
+    @server.tool()
+    async def greet(name: str) -> str:
+        return f"Hello, {name}!"
+
+    @server.tool()
+    @tasks.task()
+    async def slow_compute(seconds: float = 1, label: str = "") -> str:
+        await anyio.sleep(seconds)
+        return f"done {label}"
+
+    @server.tool()
+    @tasks.task(mode="required")
+    async def failing_job() -> str:
+        await anyio.sleep(1)
+        raise RuntimeError("this text stays on the server")
+
+    @server.tool()
+    @tasks.task()
+    async def protocol_error_job() -> str:
+        raise MCPError(INTERNAL_ERROR, "The job failed at protocol level.")
+
+    return server
+
+
+class _AnnouncedServer(uvicorn.Server):
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        print(self.servers[0].sockets[0].getsockname()[1], flush=True)
+
+
+def main() -> None:
+    """Serve until interrupted."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--url", required=True)
+    arguments = parser.parse_args()
+    app = make_server(arguments.url).streamable_http_app()
+    _AnnouncedServer(uvicorn.Config(app, host="127.0.0.1", port=arguments.port, log_level="warning")).run()
+
+
+if __name__ == "__main__":
+    main()
