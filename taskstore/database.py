@@ -27,7 +27,7 @@ from sqlalchemy.pool import StaticPool
 from sqlalchemy.sql.expression import Executable
 
 from taskstore import statements
-from taskstore.errors import DatabaseUnavailableError
+from taskstore.errors import DatabaseUnavailableError, SchemaError, TaskStoreError
 from taskstore.operations import Params, Refused, Row, Transaction
 from taskstore.schema import DEFAULT_PREFIX, VERSION_TABLE, metadata
 from taskstore.statements import FROM_ROW, Change
@@ -301,6 +301,13 @@ def _unknown_outcome(label: str) -> DatabaseUnavailableError:
     )
 
 
+def _refused_for_good(label: str, error: Exception) -> SchemaError:
+    return SchemaError(
+        f"{label} refused a statement, and would again: {str(error).strip()}. "
+        "Are the tables as taskstore made them, and may this role use them? See: taskstore check URL."
+    )
+
+
 # --- transactions
 
 
@@ -480,7 +487,7 @@ class _Dialect(ABC):
         """Check and set up the database, on the first connection."""
 
     @abstractmethod
-    def classify(self, error: Exception, connection: Any) -> DatabaseUnavailableError:
+    def classify(self, error: Exception, connection: Any) -> TaskStoreError:
         """Tell a driver's error by what helps against it."""
 
     @abstractmethod
@@ -599,12 +606,14 @@ class _Sqlite(_Dialect):
         except sqlite3.Error as error:
             raise self.unreachable(error) from error
 
-    def classify(self, error: Exception, connection: Any) -> DatabaseUnavailableError:
+    def classify(self, error: Exception, connection: Any) -> TaskStoreError:
         if isinstance(error, sqlite3.OperationalError) and _is_busy(error):
             return _BusyError(
                 f"{self.label} is locked by another process for more than {_BUSY_TIMEOUT_MS // 1000} s; "
                 "find the process that keeps a transaction open."
             )
+        if getattr(error, "sqlite_errorname", "").startswith(("SQLITE_ERROR", "SQLITE_CONSTRAINT", "SQLITE_MISMATCH")):
+            return _refused_for_good(self.label, error)
         return self.unreachable(error)
 
     def unreachable(self, error: Exception) -> DatabaseUnavailableError:
@@ -708,7 +717,7 @@ class _Postgres(_Dialect):
         if connection.execute("SHOW fsync").fetchone()[0] != "on":
             logger.warning("%s has fsync off: a power loss can lose or damage everything; set fsync = on.", self.label)
 
-    def classify(self, error: Exception, connection: Any) -> DatabaseUnavailableError:
+    def classify(self, error: Exception, connection: Any) -> TaskStoreError:
         state = getattr(error, "sqlstate", None) or ""
         # 08: connection exceptions; 57P: the server shuts down, crashed, or cut the connection.
         if connection.closed or state.startswith(("08", "57P")):
@@ -716,7 +725,10 @@ class _Postgres(_Dialect):
         # Serialization failure, deadlock, or a key that another transaction inserted first.
         if state in ("40001", "40P01", "23505"):
             return _ConflictError(f"{self.label} kept meeting conflicting transactions: {str(error).strip()}")
-        return DatabaseUnavailableError(f"{self.label} refused a statement: {str(error).strip()}")
+        # 53: out of memory, disk or connections; 55, 57: not now, such as a statement timeout; 58: the system failed.
+        if state.startswith(("53", "55", "57", "58")):
+            return DatabaseUnavailableError(f"{self.label} cannot serve now: {str(error).strip()}")
+        return _refused_for_good(self.label, error)
 
     def unreachable(self, error: Exception) -> DatabaseUnavailableError:
         cause = error.orig if isinstance(error, DBAPIError) and error.orig is not None else error

@@ -460,11 +460,11 @@ def recover_orphans(
     limit: int,
     crashed: bool,
 ) -> list[tuple[Task, str]]:
-    """Fail up to ``limit`` live tasks of a dead instance with CRASH_RECOVERY.
+    """Fail up to ``limit`` live tasks of an instance that died (CRASH_RECOVERY) or stopped (SERVER_STOPPED).
 
     Args:
         dead: The instance, or None for tasks whose instance has no row.
-        crashed: Whether the instance died, which counts as a crash, or stopped and let go of its tasks.
+        crashed: Whether it died, which counts as a crash of the task, or stopped in good order.
 
     Returns:
         The failed tasks with their auth keys. A task that somebody else decided over in between is not among them.
@@ -475,7 +475,7 @@ def recover_orphans(
     for orphan in sorted(orphans, key=lambda row: str(row["task_id"])):
         error, message, digest = verdict(orphan, crashed=crashed)
         row = transaction.change(
-            statements.RECOVER,
+            statements.RECOVER if crashed else statements.HAND_OVER,
             {
                 "task_id": orphan["task_id"],
                 "instance_id": orphan["instance_id"],
@@ -499,10 +499,10 @@ def verdict(orphan: Row, *, crashed: bool) -> tuple[bytes, bytes, str]:
 
     The requestor learns how far the task had come and in which attempt; process and host are for the log alone.
     """
-    cause = "died" if crashed else "stopped"
-    message = f"{ReasonCode.CRASH_RECOVERY}: the server process that ran this task {cause} before it finished."
+    reason, cause = (ReasonCode.CRASH_RECOVERY, "died") if crashed else (ReasonCode.SERVER_STOPPED, "stopped")
+    message = f"{reason}: the server process that ran this task {cause} before it finished."
     data: dict[str, JsonValue] = {
-        "reason": ReasonCode.CRASH_RECOVERY,
+        "reason": reason.value,
         "progress": orphan["progress"],
         "total": orphan["progress_total"],
         "attempt": orphan["attempt"],

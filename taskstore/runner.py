@@ -30,7 +30,7 @@ logger = logging.getLogger("taskstore")
 
 INTERNAL_ERROR = -32603  # JSON-RPC 2.0, "Error object"
 
-_STOPPED = "The server was stopped before the task finished."
+_STOPPED = f"{ReasonCode.SERVER_STOPPED}: the server was stopped before the task finished."
 _FIRST_RETRY = timedelta(seconds=0.5)
 _LONGEST_RETRY = timedelta(seconds=30)
 
@@ -148,7 +148,7 @@ class TaskRunner:
             if handle.cancel_requested:
                 return
             in_time = working.done() and not working.cancelled()
-            outcome = working.result() if in_time else WorkError(INTERNAL_ERROR, _STOPPED)
+            outcome = working.result() if in_time else _stopped()
         await self._report(handle, outcome, name)
 
     async def _stop(self, working: asyncio.Task[WorkResult | WorkError], handle: TaskHandle, name: str) -> None:
@@ -216,6 +216,10 @@ async def _write(handle: TaskHandle, outcome: WorkResult | WorkError, name: str)
 
 def _unexpected(name: str) -> WorkError:
     return WorkError(INTERNAL_ERROR, f"Error executing tool {name}")
+
+
+def _stopped() -> WorkError:
+    return WorkError(INTERNAL_ERROR, _STOPPED, {"reason": ReasonCode.SERVER_STOPPED.value})
 
 
 def _keep(kept: set[asyncio.Task[T]], task: asyncio.Task[T]) -> asyncio.Task[T]:

@@ -175,20 +175,18 @@ CANCEL = _change(
 OPERATOR_CANCEL = _change(
     EventKind.CANCELLED, _finish(TaskStatus.CANCELLED, cancel_requested_at=_NOW, status_message=_MESSAGE)
 )
-# Raising attempt fences the dead process out; the instance and attempt in the WHERE fence this verdict out if
+# Raising attempt fences the former holder out; the instance and attempt in the WHERE fence this verdict out if
 # somebody else decided over the task first.
-RECOVER = _change(
-    EventKind.RECOVERED,
-    _finish(
-        TaskStatus.FAILED,
-        error=_ERROR,
-        status_message=_MESSAGE,
-        outcome_digest=_DIGEST,
-        attempt=tasks.c.attempt + 1,
-        crashes=tasks.c.crashes + bindparam("crashed", type_=Integer),
-    ).where(_FENCE),
-    ReasonCode.CRASH_RECOVERY,
-)
+_TAKEN_AWAY = _finish(
+    TaskStatus.FAILED,
+    error=_ERROR,
+    status_message=_MESSAGE,
+    outcome_digest=_DIGEST,
+    attempt=tasks.c.attempt + 1,
+    crashes=tasks.c.crashes + bindparam("crashed", type_=Integer),
+).where(_FENCE)
+RECOVER = _change(EventKind.RECOVERED, _TAKEN_AWAY, ReasonCode.CRASH_RECOVERY)
+HAND_OVER = _change(EventKind.RECOVERED, _TAKEN_AWAY, ReasonCode.SERVER_STOPPED)
 ASK = _change(EventKind.INPUT_REQUIRED, _become(TaskStatus.INPUT_REQUIRED).where(_FENCE))
 _OPEN = and_(inputs.c.answered_at.is_(None), inputs.c.closed_at.is_(None))
 RESUME = _change(

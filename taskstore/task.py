@@ -79,7 +79,8 @@ class EventKind(StrEnum):
 class ReasonCode(StrEnum):
     """Why the store itself ended a task; stands in the error's ``data.reason`` and in the event."""
 
-    CRASH_RECOVERY = "CRASH_RECOVERY"
+    CRASH_RECOVERY = "CRASH_RECOVERY"  # its process died
+    SERVER_STOPPED = "SERVER_STOPPED"  # its process stopped in good order, and did not finish it
     UNSTORABLE_RESULT = "UNSTORABLE_RESULT"
 
 

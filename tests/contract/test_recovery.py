@@ -198,6 +198,7 @@ async def test_what_is_live_when_a_store_closes_is_failed_at_once(open_store, da
 
     left = await store.get_task(task.task_id, auth=ALICE)
     assert (left.status, left.crashes) == (TaskStatus.FAILED, 0)  # a stop is no crash
+    assert left.status_message == "SERVER_STOPPED: the server process that ran this task stopped before it finished."
     assert (await store.operator.health()).instances == 1
 
 
