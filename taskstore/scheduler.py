@@ -53,7 +53,7 @@ class MaintenanceScheduler:
             seconds = every.total_seconds()
             # Jitter keeps servers that were started together from running recovery together.
             self._scheduler.add_job(
-                _logged, "interval", args=(name, job), id=name, seconds=seconds, jitter=max(int(seconds / 10), 1)
+                _logged, "interval", args=(name, job), id=name, seconds=seconds, jitter=seconds / 10
             )
         self._scheduler.start()
 

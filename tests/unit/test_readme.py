@@ -1,0 +1,58 @@
+"""What the README shows is true: its diagram, its code, its commands."""
+
+import re
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from taskstore.task import TRANSITIONS, TaskStatus
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text()
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
+
+
+def test_the_state_diagram_shows_the_transition_table():
+    """The table in task.py is the one place that says what may become what."""
+    arrows = set(re.findall(r"(\w+|\[\*\]) --> (\w+)", blocks("mermaid")[0]))
+
+    assert arrows == {("[*]", "working")} | {
+        (str(source), str(target)) for source in TaskStatus for target in TRANSITIONS[source]
+    }
+
+
+def test_the_server_of_the_readme_can_be_made(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, object] = {}
+
+    exec(blocks("python")[0], names)
+
+    assert names["server"].name == "reports"  # type: ignore[attr-defined]
+
+
+async def test_the_store_of_the_readme_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    imports, body = blocks("python")[1].split("\n\n", 1)
+    names: dict[str, object] = {}
+
+    exec(f"{imports}\n\nasync def main():\n{textwrap.indent(body, '    ')}\n    return outcome", names)
+
+    outcome = await names["main"]()  # type: ignore[operator]
+    assert outcome.result == {"pages": 10}
+
+
+@pytest.mark.parametrize(
+    "command", ["pip install '.[cli,mcp]' && taskstore demo", "pip install -e '.[test]' && pytest"]
+)
+def test_two_commands_do_all_the_set_up(command):
+    assert f"```sh\n{command}\n```" in README
+
+
+def test_every_file_that_the_documents_link_to_is_there():
+    for document in ROOT.glob("*.md"):
+        for target in re.findall(r"\]\((?!https?://)([^)#]+)\)", document.read_text()):
+            assert (ROOT / target).exists(), f"{document.name} links to {target}"
