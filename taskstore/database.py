@@ -29,7 +29,7 @@ from sqlalchemy.sql.expression import Executable
 from taskstore import statements
 from taskstore.errors import DatabaseUnavailableError, SchemaError, TaskStoreError
 from taskstore.operations import Params, Refused, Row, Transaction
-from taskstore.schema import DEFAULT_PREFIX, VERSION_TABLE, metadata
+from taskstore.schema import DEFAULT_PREFIX, VERSION_TABLE, check_identifier
 from taskstore.statements import FROM_ROW, Change
 
 T = TypeVar("T")
@@ -66,7 +66,9 @@ class Database:
         prefix: str = DEFAULT_PREFIX,
         schema: str | None = None,
     ) -> None:
-        metadata(prefix, schema)  # refuses a bad prefix or schema before anything is opened
+        check_identifier(prefix, "table_prefix")
+        if schema is not None:
+            check_identifier(schema, "schema")
         self._dialect = _dialect_of(make_url(url), durability)
         self.name, self.label, self.shared = self._dialect.name, self._dialect.label, self._dialect.shared
         self.prefix, self.schema = prefix, schema

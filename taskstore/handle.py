@@ -23,6 +23,7 @@ from taskstore.errors import (
     PayloadError,
     TaskFinishedError,
     TaskNotFoundError,
+    TaskStoreError,
 )
 from taskstore.operations import Fence, Progress, Reader, Refused, Transaction
 from taskstore.task import Task, TaskStatus
@@ -108,7 +109,7 @@ class TaskHandle:
                 await self._until(lambda task: task.is_finished)
             except (LeaseLostError, TaskNotFoundError):
                 self.stop_work()
-            except DatabaseUnavailableError as error:
+            except TaskStoreError as error:
                 logger.warning("Cannot see whether task %s was cancelled: %s", shorten(self.task_id), error)
                 await asyncio.sleep(_OUTAGE_PAUSE.total_seconds())
             else:

@@ -19,7 +19,7 @@ from taskstore import statements
 from taskstore.binding import new_instance_id
 from taskstore.clock import Clock
 from taskstore.database import Database
-from taskstore.errors import DatabaseUnavailableError
+from taskstore.errors import TaskStoreError
 from taskstore.operations import Row, Transaction
 
 logger = logging.getLogger("taskstore")
@@ -174,7 +174,7 @@ class Instance:
         while not self._stop.wait(self._heartbeat.total_seconds()):
             try:
                 self.beat()
-            except DatabaseUnavailableError as error:
+            except TaskStoreError as error:
                 # Nothing to do but beat again: nobody is declared dead while nobody can reach the database.
                 logger.warning("Heartbeat of instance %s failed, trying again: %s", self.instance_id, error)
 

@@ -5,6 +5,7 @@ at the same time does no harm, and a second pass finds nothing left to do.
 """
 
 import logging
+import threading
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
@@ -38,6 +39,7 @@ class Recovery:
         self._database, self._clock, self._on_change = database, clock, on_change
         self._min_retention = min_retention // timedelta(milliseconds=1)
         self._judge = Judge(clock)
+        self._one_at_a_time = threading.Lock()
 
     def recover(self, writer: str, *, progress: Callable[[int], None] = lambda recovered: None) -> RecoveryReport:
         """Fail the live tasks of every instance that is proven dead, or that has no row.
@@ -49,6 +51,11 @@ class Recovery:
         Raises:
             DatabaseUnavailableError: Run it again; what was done stays done.
         """
+        # The timer and the application may both ask for it.
+        with self._one_at_a_time:
+            return self._recover(writer, progress)
+
+    def _recover(self, writer: str, progress: Callable[[int], None]) -> RecoveryReport:
         rows = self._database.read(read_instances).result()
         verdicts = self._judge.judge(row for row in rows if row["instance_id"] != writer)
         dead = [instance_id for instance_id, verdict in verdicts.items() if verdict is Verdict.DEAD]

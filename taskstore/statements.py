@@ -32,11 +32,13 @@ from sqlalchemy import (
 )
 from sqlalchemy.sql.elements import BindParameter
 
-from taskstore.schema import table
+from taskstore.schema import DEFAULT_PREFIX, build_tables
 from taskstore.task import LIVE, EventKind, OwnerKind, ReasonCode, TaskStatus, statuses_before
 
-tasks, events, inputs = table("tasks"), table("events"), table("inputs")
-instances, meta = table("instances"), table("meta")
+_tables = build_tables().tables
+tasks, events, inputs, instances, meta = (
+    _tables[DEFAULT_PREFIX + name] for name in ("tasks", "events", "inputs", "instances", "meta")
+)
 
 PAYLOADS = ("request", "caller", "result", "error")
 TASK_COLUMNS = tuple(column for column in tasks.c if column.name not in PAYLOADS)

@@ -13,7 +13,7 @@ from datetime import timedelta
 
 from taskstore import statements
 from taskstore.database import Database
-from taskstore.errors import DatabaseUnavailableError
+from taskstore.errors import DatabaseUnavailableError, TaskStoreError
 from taskstore.operations import Transaction
 from taskstore.statements import WATCH_SIZE
 
@@ -101,7 +101,7 @@ class Waiting:
                 with self._database.change_probe() as changed:
                     if self._poll_until_idle(changed):
                         return
-            except DatabaseUnavailableError as error:
+            except TaskStoreError as error:  # whatever it is, the waiters must not be left without a poll
                 logger.warning("Cannot look for changes by other processes, trying again: %s", error)
                 self._stop.wait(1.0)
 
