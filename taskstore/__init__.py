@@ -5,9 +5,11 @@ from taskstore.clock import Clock
 from taskstore.errors import (
     BindingError,
     DatabaseUnavailableError,
+    IdempotencyConflictError,
     IllegalTransitionError,
     InvalidCursorError,
     LeaseLostError,
+    LimitExceededError,
     NotFinishedError,
     PayloadError,
     SchemaError,
@@ -16,6 +18,7 @@ from taskstore.errors import (
     TaskStoreError,
 )
 from taskstore.handle import TaskHandle
+from taskstore.operations import Limits
 from taskstore.options import StoreOptions
 from taskstore.store import DEFAULT, OperatorView, TaskStore
 from taskstore.task import (
@@ -44,9 +47,12 @@ __all__ = [
     "DatabaseUnavailableError",
     "EventKind",
     "Health",
+    "IdempotencyConflictError",
     "IllegalTransitionError",
     "InvalidCursorError",
     "LeaseLostError",
+    "LimitExceededError",
+    "Limits",
     "NotFinishedError",
     "OnCrash",
     "OperatorView",

@@ -39,10 +39,7 @@ class AuthContext:
     def encoded(self) -> bytes:
         """Encode the components so that no two different contexts give the same bytes."""
         parts = (self.issuer, self.subject, self.client_id, self.tenant)
-        return b"".join(
-            b"\x00" if part is None else b"\x01" + len(raw).to_bytes(8) + raw
-            for part, raw in ((part, (part or "").encode("utf-8", "surrogatepass")) for part in parts)
-        )
+        return _joined(*parts)
 
 
 class Binding:
@@ -52,6 +49,8 @@ class Binding:
         self._auth_key = _derive(secret, b"auth")
         self._session_key = _derive(secret, b"session")
         self._outcome_key = _derive(secret, b"outcome")
+        self._idempotency_key = _derive(secret, b"idempotency")
+        self._request_key = _derive(secret, b"request")
         self._cursor_key = _derive(secret, b"cursor")
         self.fingerprint = _derive(secret, b"fingerprint").hex()
 
@@ -69,8 +68,15 @@ class Binding:
 
     def outcome_digest(self, status: str, *payloads: bytes | None) -> str:
         """Digest a terminal write, so that its repetition can be told from another outcome."""
-        parts = [status.encode(), *(b"\x00" if p is None else b"\x01" + p for p in payloads)]
-        return _digest(self._outcome_key, b"".join(len(part).to_bytes(8) + part for part in parts))
+        return _digest(self._outcome_key, _joined(status, *payloads))
+
+    def idempotency_digest(self, auth_key: str, key: str) -> str:
+        """Digest an idempotency key of an auth context."""
+        return _digest(self._idempotency_key, _joined(auth_key, key))
+
+    def request_digest(self, method: str, name: str | None, request: bytes | None) -> str:
+        """Digest what a create asks for, so that its repetition can be told from another request."""
+        return _digest(self._request_key, _joined(method, name, request))
 
     def seal_cursor(self, position: str, scope: str) -> str:
         """Make an opaque cursor of a position; it opens only under the same scope (auth key and filter)."""
@@ -119,6 +125,15 @@ def _derive(secret: bytes, purpose: bytes) -> bytes:
     # cryptography costs every open() 40 ms; a test compares the two.
     extracted = hmac.digest(bytes(32), secret, hashlib.sha256)
     return hmac.digest(extracted, b"taskstore/" + purpose + b"\x01", hashlib.sha256)
+
+
+def _joined(*parts: str | bytes | None) -> bytes:
+    """Join parts so that no two different lists of them give the same bytes."""
+    joined = b""
+    for part in parts:
+        raw = part.encode("utf-8", "surrogatepass") if isinstance(part, str) else part
+        joined += b"\x00" if raw is None else b"\x01" + len(raw).to_bytes(8) + raw
+    return joined
 
 
 def _digest(key: bytes, message: bytes) -> str:

@@ -5,6 +5,7 @@ run several callers' units in one transaction; nobody hears of a unit before its
 the batch is rolled back and its units run again one by one, so that no unit harms its neighbours.
 """
 
+import hashlib
 import logging
 import os
 import queue
@@ -28,7 +29,7 @@ from sqlalchemy.sql.expression import Executable
 
 from taskstore import statements
 from taskstore.errors import DatabaseUnavailableError, SchemaError, TaskStoreError
-from taskstore.operations import Params, Refused, Row, Transaction
+from taskstore.operations import Params, Row, Transaction
 from taskstore.schema import DEFAULT_PREFIX, VERSION_TABLE, check_identifier
 from taskstore.statements import FROM_ROW, Change
 
@@ -178,7 +179,7 @@ class Database:
         lost = False
         for run in range(1, _CONFLICT_RUNS + 1):
             try:
-                value = self._transact([unit])[0].value
+                ran: _Ran[T] = self._transact([unit])[0]
             except _CommitUnknownError as unknown:
                 if first is not None:
                     raise _unknown_outcome(self.label) from unknown
@@ -197,8 +198,10 @@ class Database:
                     raise
                 time.sleep(random.uniform(0, 0.005 * run))
             else:
-                late = isinstance(value, Refused) and first is not None and self._is_stored(first)
-                return first.value if late and first is not None else value
+                # It found the work done: by the first run, whose COMMIT arrived late, or by somebody else.
+                if first is not None and not ran.events and self._is_stored(first):
+                    return first.value
+                return ran.value
         raise _unknown_outcome(self.label)
 
     def _is_stored(self, ran: "_Ran[Any]") -> bool:
@@ -218,7 +221,7 @@ class Database:
             try:
                 connection.execute(self._dialect.begin)
                 for unit in units:
-                    transaction = _Transaction(connection, self._compiler, self._dialect.combines)
+                    transaction = _Transaction(connection, self._compiler, self._dialect)
                     ran.append(_Ran(unit(transaction), transaction.events))
             except self._dialect.driver_error as error:
                 self._roll_back(connection)
@@ -251,7 +254,7 @@ class Database:
             try:
                 if snapshot:
                     connection.execute(self._dialect.begin_snapshot)
-                return unit(_Transaction(connection, self._compiler, self._dialect.combines))
+                return unit(_Transaction(connection, self._compiler, self._dialect))
             except self._dialect.driver_error as error:
                 raise self._dialect.classify(error, connection) from error
             finally:
@@ -324,8 +327,9 @@ class _Ran(Generic[T]):
 class _Transaction:
     """See ``operations.Transaction``; statements run on the driver's connection, compiled once by SQLAlchemy."""
 
-    def __init__(self, connection: Any, compiler: "_Compiler", combines: bool) -> None:
-        self._connection, self._compiler, self._combines = connection, compiler, combines
+    def __init__(self, connection: Any, compiler: "_Compiler", dialect: "_Dialect") -> None:
+        self._connection, self._compiler = connection, compiler
+        self._combines, self._lock_sql = dialect.combines, dialect.lock_sql
         self.events: list[dict[str, object]] = []
 
     def row(self, statement: Executable, params: Params) -> Row | None:
@@ -341,6 +345,12 @@ class _Transaction:
     def execute(self, statement: Executable, params: Params) -> int:
         compiled = self._compiler.compiled(statement)
         return int(self._connection.execute(compiled.sql, compiled.bind(params)).rowcount)
+
+    def lock(self, name: str) -> None:
+        # On SQLite every writing transaction has the one write lock from its beginning.
+        if self._lock_sql is not None:
+            key = int.from_bytes(hashlib.sha256(f"{self._compiler.prefix} {name}".encode()).digest()[:8], signed=True)
+            self._connection.execute(self._lock_sql, (key,))
 
     def change(self, change: Change, params: Params) -> Row | None:
         # PostgreSQL writes the task and its event in one statement; SQLite has no data-modifying CTE, and no
@@ -377,7 +387,7 @@ class _Compiler:
     def __init__(self, engine: Engine, prefix: str, schema: str | None) -> None:
         self._dialect, self._known = engine.dialect, dict[Executable, _Compiled]()
         self._named = re.compile(rf"\b{DEFAULT_PREFIX}(?=(?:tasks|events|inputs|instances|meta)\b)")
-        self._prefix = prefix if schema is None else f"{schema}.{prefix}"
+        self.prefix = prefix if schema is None else f"{schema}.{prefix}"
 
     def compiled(self, statement: Executable) -> _Compiled:
         found = self._known.get(statement)
@@ -386,8 +396,8 @@ class _Compiler:
             # Statements are built once, for the default prefix. Prefix and schema are plain identifiers, and no
             # statement has the name of a table in a literal, so exchanging names in the text is exact.
             sql = str(compiled)
-            if self._prefix != DEFAULT_PREFIX:
-                sql = self._named.sub(self._prefix, sql)
+            if self.prefix != DEFAULT_PREFIX:
+                sql = self._named.sub(self.prefix, sql)
             order = tuple(compiled.positiontup) if compiled.positional else None
             constants = {name: value for name, value in compiled.params.items() if value is not None}
             found = self._known[statement] = _Compiled(sql, order, constants)
@@ -478,6 +488,7 @@ class _Dialect(ABC):
     batch: int
     begin: str
     begin_snapshot: str
+    lock_sql: str | None = None  # takes a lock on a number until the end of the transaction
     driver_error: type[Exception]
 
     @abstractmethod
@@ -685,6 +696,7 @@ def file_system_of(path: str, mounts: str = "/proc/self/mounts") -> str | None:
 
 class _Postgres(_Dialect):
     name, combines, writers, readers, batch = "postgresql", True, 4, 4, 1
+    lock_sql = "SELECT pg_advisory_xact_lock(%s)"
 
     def __init__(self, url: URL, durability: Durability) -> None:
         try:

@@ -8,6 +8,8 @@
     │   └── TaskFinishedError      ... because the task is finished; carries the winning Task
     ├── LeaseLostError             this handle may not write the task any more
     ├── NotFinishedError           the task has no outcome yet
+    ├── IdempotencyConflictError   the idempotency key was used for another request
+    ├── LimitExceededError         the auth context has, or asks, too much
     ├── InvalidCursorError         a page cursor that this store did not issue for this listing
     ├── PayloadError               a value that cannot be stored; names the path of the value
     ├── BindingError               the database is bound under another secret
@@ -62,6 +64,29 @@ class NotFinishedError(TaskStoreError):
             f"Task {shorten(task.task_id)} is {task.status}; wait for it with wait_for_task(), or cancel it first."
         )
         self.task = task
+
+
+class IdempotencyConflictError(TaskStoreError):
+    """The auth context used this idempotency key for another request, whose task is still kept."""
+
+    def __init__(self, task_id: str) -> None:
+        super().__init__(
+            f"The idempotency key belongs to task {shorten(task_id)}, created for another request; use a new key."
+        )
+        self.task_id = task_id
+
+
+class LimitExceededError(TaskStoreError):
+    """An auth context is at one of its limits; nothing was written, and nothing of it was evicted.
+
+    Attributes:
+        limit: Name of the setting in ``Limits``.
+        allowed: Its value.
+    """
+
+    def __init__(self, limit: str, allowed: int, remedy: str) -> None:
+        super().__init__(f"This auth context is at its limit {limit}={allowed}; {remedy}.")
+        self.limit, self.allowed = limit, allowed
 
 
 class InvalidCursorError(TaskStoreError):

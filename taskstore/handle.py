@@ -25,7 +25,7 @@ from taskstore.errors import (
     TaskNotFoundError,
     TaskStoreError,
 )
-from taskstore.operations import Fence, Progress, Reader, Refused, Transaction
+from taskstore.operations import Fence, Limits, Progress, Reader, Refused, Transaction
 from taskstore.task import Task, TaskStatus
 from taskstore.waiting import Waiting
 
@@ -44,6 +44,7 @@ class HandleHost(Protocol):
     clock: Clock
     waiting: Waiting
     min_retention_ms: int
+    limits: Limits
 
     def operator_reader(self) -> Reader:
         """Return who reads now without an auth context."""
@@ -157,7 +158,7 @@ class TaskHandle:
         Raises:
             PayloadError: The result cannot be stored; the task is still live.
         """
-        encoded = payload.encode(result, what="$.result")
+        encoded = payload.encode(result, what="$.result", limit=self._host.limits.payload_bytes)
         return await self._finish(
             partial(
                 operations.complete,
@@ -180,7 +181,7 @@ class TaskHandle:
         error: dict[str, JsonValue] = {"code": code, "message": message}
         if data is not None:
             error["data"] = data
-        encoded = payload.encode(error, what="$.error")
+        encoded = payload.encode(error, what="$.error", limit=self._host.limits.payload_bytes)
         return await self._finish(
             partial(
                 operations.fail,
@@ -210,8 +211,9 @@ class TaskHandle:
             raise ValueError("ask() needs at least one request.")
         # On the wire a key is never used twice in a task's life, so the tool's own gets a random tail.
         keys = {f"{payload.check_text(name, '$.key')}-{secrets.token_hex(4)}": name for name in requests}
+        limit = self._host.limits.payload_bytes
         questions = [
-            {"key": key, "name": name, "request": payload.encode(requests[name], what=f"$.{name}")}
+            {"key": key, "name": name, "request": payload.encode(requests[name], what=f"$.{name}", limit=limit)}
             for key, name in keys.items()
         ]
         reader = self._host.operator_reader()

@@ -6,7 +6,7 @@ domain error. The caller hears of it only after COMMIT.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import UTC, datetime, timedelta
 from typing import Any, Protocol
 
@@ -16,8 +16,10 @@ from sqlalchemy.sql.expression import Executable
 from taskstore import payload, statements
 from taskstore.binding import shorten
 from taskstore.errors import (
+    IdempotencyConflictError,
     IllegalTransitionError,
     LeaseLostError,
+    LimitExceededError,
     NotFinishedError,
     TaskFinishedError,
     TaskNotFoundError,
@@ -51,6 +53,9 @@ class Transaction(Protocol):
     def execute(self, statement: Executable, params: Params) -> int:
         """Run a statement and return how many rows it touched."""
 
+    def lock(self, name: str) -> None:
+        """Make other transactions that lock the same name wait for the end of this one."""
+
     def change(self, change: Change, params: Params) -> Row | None:
         """Write a task and its event; return the new row without payloads, or None when the WHERE refused."""
 
@@ -60,6 +65,32 @@ class Refused:
     """A unit's answer instead of a value; the store raises ``error`` after COMMIT."""
 
     error: TaskStoreError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What one auth context may have and ask; None is no limit. All callers without one count as one.
+
+    Attributes:
+        live_tasks: Tasks that are not finished.
+        stored_tasks: Tasks that are kept, finished ones included.
+        payload_bytes: Size of one request, result, error, question or answer, as JSON.
+        page_size: Tasks a page of a listing.
+        reads_per_minute: Calls of ``get_task``, ``get_details``, ``get_outcome`` and ``list_tasks``; counted in each
+            process for itself.
+    """
+
+    live_tasks: int | None = None
+    stored_tasks: int | None = None
+    payload_bytes: int | None = 16 * 1024 * 1024
+    page_size: int = 1000
+    reads_per_minute: int | None = None
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if value is not None and value < 1:
+                raise ValueError(f"Limits.{field.name} must be at least 1, or None for no limit, not {value}.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,16 +217,50 @@ def _outcome_of(row: Row) -> Outcome:
 # --- what a requestor may do
 
 
-def create_task(transaction: Transaction, values: Params, *, reader: Reader, writer: str) -> Task | Refused:
-    """Insert a task in status ``working``, held by the instance that asks.
+def create_task(
+    transaction: Transaction, values: Params, *, reader: Reader, writer: str, limits: Limits
+) -> Task | Refused:
+    """Insert a task in status ``working``, held by the instance that asks; or find the one that its key made before.
 
     Args:
         values: Every column of the new row.
         writer: Instance id that stands in the event.
     """
+    keyed = values["idempotency_digest"] is not None
+    if keyed or limits.live_tasks is not None or limits.stored_tasks is not None:
+        # What is read here decides over the INSERT, so creates of one auth context go one after the other.
+        transaction.lock(f"create {reader.auth_key}")
+    if keyed:
+        known = transaction.row(statements.IDEMPOTENT, {**values, "now": reader.now})
+        if known is not None and known["request_digest"] == values["request_digest"]:
+            return task_of(known, reader, existing=True)
+        if known is not None:
+            return Refused(IdempotencyConflictError(known["task_id"]))
+    over = _over_limit(transaction, reader, limits)
+    if over is not None:
+        return Refused(over)
+    if keyed:
+        transaction.execute(statements.FREE_KEY, {**values, "now": reader.now})
     row = transaction.change(statements.CREATE, {**values, "writer": writer})
     assert row is not None, "an INSERT returns its row or fails"
     return task_of(row, reader)
+
+
+def _over_limit(transaction: Transaction, reader: Reader, limits: Limits) -> LimitExceededError | None:
+    for name, allowed, statement, remedy in (
+        ("live_tasks", limits.live_tasks, statements.COUNT_LIVE, "wait for one of its tasks to finish, or cancel one"),
+        (
+            "stored_tasks",
+            limits.stored_tasks,
+            statements.COUNT_STORED,
+            "delete a finished task, or wait for one to expire",
+        ),
+    ):
+        if allowed is not None:
+            row = transaction.row(statement, {"auth_key": reader.auth_key, "now": reader.now})
+            if row is not None and row["count"] >= allowed:
+                return LimitExceededError(name, allowed, remedy)
+    return None
 
 
 def get_task(transaction: Transaction, task_id: str, *, reader: Reader) -> Task | Refused:

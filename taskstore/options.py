@@ -5,6 +5,7 @@ from datetime import timedelta
 
 from taskstore.clock import Clock
 from taskstore.database import Durability
+from taskstore.operations import Limits
 from taskstore.payload import check_text
 from taskstore.schema import DEFAULT_PREFIX, check_identifier
 
@@ -29,6 +30,7 @@ class StoreOptions:
         upkeep: Whether opening recovers, and a thread goes on to recover and sweep.
         recovery_interval: Between two recovery passes.
         sweep_interval: Between two sweeps of expired tasks.
+        limits: What one auth context may have and ask.
         server: Name of the server the tasks belong to; several servers can share a database.
         clock: What is asked for the time.
 
@@ -49,6 +51,7 @@ class StoreOptions:
     upkeep: bool = True
     recovery_interval: timedelta = timedelta(seconds=10)
     sweep_interval: timedelta = timedelta(seconds=60)
+    limits: Limits = field(default_factory=Limits)
     server: str = ""
     clock: Clock = field(default_factory=Clock)
 

@@ -1,5 +1,6 @@
 """Payloads: JSON values to bytes and back; what cannot be stored is refused here, before any SQL."""
 
+import json
 import math
 from collections.abc import Mapping
 
@@ -11,27 +12,36 @@ from taskstore.errors import PayloadError
 MAX_DEPTH = 100
 
 
-def encode(value: JsonValue | Mapping[str, JsonValue], *, what: str = "$") -> bytes:
+def encode(value: JsonValue | Mapping[str, JsonValue], *, what: str = "$", limit: int | None = None) -> bytes:
     """Encode a JSON value: compact UTF-8, keys in the order given.
 
     Args:
         what: Name of the value, the root of the paths in errors.
+        limit: Most bytes that it may take; None is no limit.
 
     Raises:
         PayloadError: Somewhere in the value is a NaN or an infinity, a lone surrogate, a key that is no string,
-            an object of another type, or nesting deeper than 100; the error names the path.
+            an object of another type, or nesting deeper than 100; the error names the path. Or it is too large.
     """
     refused = _refusal(value, 0)
     if refused is not None:
         path, problem = refused
         raise PayloadError(what + path, problem)
-    return to_json(value, fallback=dict)  # the fallback serves mappings that are no dict
+    encoded = to_json(value, fallback=dict)  # the fallback serves mappings that are no dict
+    if limit is not None and len(encoded) > limit:
+        raise PayloadError(what, f"it takes {len(encoded)} bytes, more than the limit payload_bytes={limit}")
+    return encoded
 
 
 def decode(payload: bytes) -> JsonValue:
     """Decode what ``encode`` made."""
     value: JsonValue = from_json(payload)
     return value
+
+
+def canonical(payload: bytes | None) -> bytes | None:
+    """Write an encoded value with its keys sorted, so that equal values have equal bytes."""
+    return None if payload is None else json.dumps(decode(payload), sort_keys=True, ensure_ascii=False).encode()
 
 
 def check_text(value: str, what: str) -> str:

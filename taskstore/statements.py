@@ -25,6 +25,7 @@ from sqlalchemy import (
     func,
     insert,
     literal_column,
+    null,
     or_,
     select,
     text,
@@ -66,6 +67,7 @@ _IS_LIVE = tasks.c.finished_at.is_(None)
 _NOT_EXPIRED = or_(_IS_LIVE, tasks.c.expires_at.is_(None), tasks.c.expires_at > _NOW)
 _THIS = tasks.c.task_id == _text("task_id")
 _OWN = tasks.c.auth_key == _text("auth_key")
+_KEYED = tasks.c.idempotency_digest == _text("idempotency_digest")
 _FENCE = and_(tasks.c.instance_id == _text("instance_id"), tasks.c.attempt == bindparam("attempt", type_=Integer))
 
 
@@ -212,6 +214,10 @@ GET = select(*TASK_COLUMNS).where(_THIS, _OWN, _NOT_EXPIRED)
 GET_WITH_OUTCOME = select(*TASK_COLUMNS, tasks.c.result, tasks.c.error).where(_THIS, _OWN, _NOT_EXPIRED)
 OPERATOR_GET = select(*TASK_COLUMNS).where(_THIS, _NOT_EXPIRED)
 OPERATOR_GET_WITH_OUTCOME = select(*TASK_COLUMNS, tasks.c.result, tasks.c.error).where(_THIS, _NOT_EXPIRED)
+IDEMPOTENT = select(*TASK_COLUMNS).where(_OWN, _KEYED, _NOT_EXPIRED)
+FREE_KEY = update(tasks).where(_OWN, _KEYED, ~_NOT_EXPIRED).values(idempotency_digest=null())
+COUNT_LIVE = select(func.count().label("count")).select_from(tasks).where(_OWN, _IS_LIVE)
+COUNT_STORED = select(func.count().label("count")).select_from(tasks).where(_OWN, _NOT_EXPIRED)
 LOCK_OWN = select(tasks.c.status).where(_THIS, _OWN, _NOT_EXPIRED).with_for_update()
 DELETE = delete(tasks).where(_THIS, _OWN, _NOT_EXPIRED, ~_IS_LIVE).returning(tasks.c.task_id)
 

@@ -15,17 +15,19 @@ from pydantic import JsonValue
 
 from taskstore import migrate, operations, payload, statements
 from taskstore.binding import AuthContext, Binding, new_task_id, shorten
+from taskstore.clock import Clock
 from taskstore.database import Database
 from taskstore.errors import (
     BindingError,
     DatabaseUnavailableError,
     InvalidCursorError,
     LeaseLostError,
+    LimitExceededError,
     TaskNotFoundError,
 )
 from taskstore.handle import TaskHandle
 from taskstore.instances import Instance, Judge, Verdict, read_instances
-from taskstore.operations import Fence, Reader, Refused, Row, Transaction
+from taskstore.operations import Fence, Limits, Reader, Refused, Row, Transaction
 from taskstore.options import StoreOptions
 from taskstore.recovery import Recovery
 from taskstore.scheduler import MaintenanceScheduler
@@ -58,7 +60,6 @@ class Default(Enum):
 
 DEFAULT: Final = Default.DEFAULT
 
-_MAX_LIMIT = 1000
 _LONGEST_ID = 200
 _CANCELLED = "The task was cancelled by request."
 
@@ -67,7 +68,7 @@ class _Parts:
     """An open store's parts, and what every call does with them: run a unit, raise what it refused."""
 
     def __init__(self, database: Database, options: StoreOptions) -> None:
-        self.database, self.options, self.clock = database, options, options.clock
+        self.database, self.options, self.clock, self.limits = database, options, options.clock, options.limits
         self.min_retention_ms = _ms(options.min_retention)
         self.lease_ms = _ms(options.lease)
         self.binding = _open_binding(database, options.binding_secret)
@@ -79,6 +80,7 @@ class _Parts:
         self.handles: dict[str, TaskHandle] = {}
         self.instance: Instance | None = None
         self.scheduler = MaintenanceScheduler()
+        self.rate = _Rate(options.clock, options.limits.reads_per_minute)
 
     @property
     def writer(self) -> str:
@@ -144,6 +146,30 @@ class _Parts:
             self.let_go(fence)
 
 
+class _Rate:
+    """Counts each auth context's reads, in this process, minute by minute."""
+
+    def __init__(self, clock: Clock, allowed: int | None) -> None:
+        self._clock, self._allowed = clock, allowed
+        self._minute, self._reads = -1, dict[str, int]()
+
+    def count(self, reader: Reader) -> None:
+        """Count one read.
+
+        Raises:
+            LimitExceededError: There were as many as allowed in this minute.
+        """
+        if self._allowed is None or reader.auth_key is None:
+            return
+        minute = int(self._clock.monotonic() // 60)
+        if minute != self._minute:
+            self._minute, self._reads = minute, {}
+        reads = self._reads.get(reader.auth_key, 0)
+        if reads >= self._allowed:
+            raise LimitExceededError("reads_per_minute", self._allowed, "poll less often, or use wait_for_task()")
+        self._reads[reader.auth_key] = reads + 1
+
+
 class TaskStore:
     """A durable store of MCP tasks; open one with ``TaskStore.open()``. For one event loop (asyncio).
 
@@ -186,6 +212,7 @@ class TaskStore:
         name: str | None = None,
         request: JsonValue | Mapping[str, JsonValue] = None,
         session_id: str | None = None,
+        idempotency_key: str | None = None,
     ) -> Task:
         """Create a task in status ``working``, held by this process; it is durable when this returns.
 
@@ -196,17 +223,27 @@ class TaskStore:
             name: The tool's name.
             request: What a later run would need of the request.
             session_id: Narrows listings; never part of who may see the task.
+            idempotency_key: Makes a create that is repeated return the first one's task, with ``existing`` set: for
+                the same auth context, key, method, name and request, for as long as that task is kept.
 
         Raises:
-            ValueError: ``ttl`` or ``poll_interval`` is negative.
+            ValueError: ``ttl`` or ``poll_interval`` is negative, or a key is given without an auth context.
+            IdempotencyConflictError: The key was used for another request.
+            LimitExceededError: The auth context has as many tasks as it may have.
             PayloadError: ``request``, ``method`` or ``name`` cannot be stored.
             LeaseLostError: This store is an observer, and runs nothing.
         """
         parts = self._parts
         reader = parts.reader(auth)
         values = self._row(reader, ttl, poll_interval, method, name, request, session_id)
-        unit = partial(operations.create_task, values=values, reader=reader, writer=parts.writer)
+        if idempotency_key is not None:
+            if auth is None:
+                raise ValueError("An idempotency_key needs an auth context: without one, anybody's key could be hit.")
+            values.update(self._idempotency(idempotency_key, values))
+        unit = partial(operations.create_task, values=values, reader=reader, writer=parts.writer, limits=parts.limits)
         task = await parts.write_unit(unit)
+        if task.existing:
+            return task
         parts.held[task.task_id] = Fence(task.task_id, str(values["instance_id"]), task.attempt)
         audit.info("created %s for %s", shorten(task.task_id), _whose(reader))
         return task
@@ -226,6 +263,7 @@ class TaskStore:
             NotFinishedError: The task is still live.
         """
         reader = self._parts.reader(auth)
+        self._parts.rate.count(reader)
         outcome = await self._parts.read_unit(
             partial(operations.get_outcome, task_id=_checked(task_id), reader=reader), snapshot=True
         )
@@ -254,7 +292,7 @@ class TaskStore:
         with parts.waiting.waiter(_checked(task_id)) as waiter:
             while True:
                 change = waiter.next_change()
-                task = await self.get_task(task_id, auth=auth)
+                task = await parts.read_unit(partial(operations.get_task, task_id=task_id, reader=parts.reader(auth)))
                 left = None if ends is None else ends - loop.time()
                 due = task.is_finished or (since_version is not None and task.version > since_version)
                 if due or (left is not None and left <= 0):
@@ -275,14 +313,14 @@ class TaskStore:
 
         Args:
             cursor: ``next_cursor`` of the page before; None is the first page.
-            limit: Tasks a page, 1 to 1000.
+            limit: Tasks a page, from 1 to ``Limits.page_size``.
 
         Raises:
             ValueError: ``limit`` is out of range.
             InvalidCursorError: The cursor was issued for another auth context or filter, or not by this store.
         """
         if auth is None:
-            _check_limit(limit)
+            _check_limit(limit, self._parts.limits)
             return TaskPage(tasks=(), next_cursor=None)
         filters = {
             "status": None if status is None else TaskStatus(status),
@@ -313,9 +351,10 @@ class TaskStore:
             PayloadError: A response to an open question cannot be stored; none of them is.
         """
         parts = self._parts
-        details = await self.get_details(task_id, auth=auth)
+        asked = partial(operations.get_details, task_id=_checked(task_id), reader=parts.reader(auth))
+        details = await parts.read_unit(asked, snapshot=True)
         encoded = {
-            key: payload.encode(response, what=f"$.{key}")
+            key: self._encode(response, f"$.{key}")
             for key, response in responses.items()
             if key in details.input_requests
         }
@@ -400,11 +439,23 @@ class TaskStore:
             max_attempts=1,
             on_crash=OnCrash.FAIL.value,
             version=1,
-            request=None if request is None else payload.encode(request, what="$.request"),
+            request=None if request is None else self._encode(request, "$.request"),
         )
         if not parts.writer:
             raise LeaseLostError(row["task_id"])
         return row
+
+    def _encode(self, value: JsonValue | Mapping[str, JsonValue], what: str) -> bytes:
+        return payload.encode(value, what=what, limit=self._parts.limits.payload_bytes)
+
+    def _idempotency(self, key: str, values: Row) -> Row:
+        binding = self._parts.binding
+        # By the value, not by its bytes: the order of the keys makes no other request.
+        request = payload.canonical(values["request"])
+        return {
+            "idempotency_digest": binding.idempotency_digest(values["auth_key"], key),
+            "request_digest": binding.request_digest(values["method"], values["name"], request),
+        }
 
     def _ttl_ms(self, ttl: timedelta | None | Default) -> int | None:
         options = self._parts.options
@@ -487,10 +538,12 @@ class OperatorView:
 
 
 async def _get_task(parts: _Parts, task_id: str, reader: Reader) -> Task:
+    parts.rate.count(reader)
     return await parts.read_unit(partial(operations.get_task, task_id=_checked(task_id), reader=reader))
 
 
 async def _get_details(parts: _Parts, task_id: str, reader: Reader) -> TaskDetails:
+    parts.rate.count(reader)
     unit = partial(operations.get_details, task_id=_checked(task_id), reader=reader)
     details = await parts.read_unit(unit, snapshot=True)
     if details.outcome is not None:
@@ -525,7 +578,8 @@ async def _cancel_task(parts: _Parts, task_id: str, reader: Reader) -> Task:
 async def _list_tasks(
     parts: _Parts, reader: Reader, filters: Mapping[str, str | None], cursor: str | None, limit: int
 ) -> TaskPage:
-    _check_limit(limit)
+    _check_limit(limit, parts.limits)
+    parts.rate.count(reader)
     scope = json.dumps([reader.auth_key, filters])
     unit = partial(
         operations.list_tasks,
@@ -550,9 +604,9 @@ def _position(binding: Binding, cursor: str, scope: str) -> tuple[int, str]:
     return int(created_at), task_id
 
 
-def _check_limit(limit: int) -> None:
-    if not 1 <= limit <= _MAX_LIMIT:
-        raise ValueError(f"limit must be 1 to {_MAX_LIMIT}, not {limit}.")
+def _check_limit(limit: int, limits: Limits) -> None:
+    if not 1 <= limit <= limits.page_size:
+        raise ValueError(f"limit must be 1 to {limits.page_size}, not {limit}.")
 
 
 def _checked(task_id: str) -> str:

@@ -36,10 +36,10 @@ from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from pydantic import JsonValue
 
 from taskstore.adapters.mcp_v2_context import task_context, work_result
-from taskstore.adapters.requests import Params, RequestError, cancel_task, get_task, update_task
+from taskstore.adapters.requests import LIMIT_EXCEEDED, Params, RequestError, cancel_task, get_task, update_task
 from taskstore.adapters.wire import WireObject, create_task_result
 from taskstore.binding import AuthContext
-from taskstore.errors import PayloadError
+from taskstore.errors import LimitExceededError, PayloadError
 from taskstore.handle import TaskHandle
 from taskstore.options import StoreOptions
 from taskstore.runner import TaskRunner, WorkError, WorkResult
@@ -245,6 +245,8 @@ class TasksExtension(Extension):
             )
         except PayloadError as refusal:
             raise MCPError(INVALID_PARAMS, str(refusal)) from refusal
+        except LimitExceededError as refusal:
+            raise MCPError(INTERNAL_ERROR, str(refusal), {"reason": LIMIT_EXCEEDED}) from refusal
         return dict(create_task_result(task))
 
     async def _answer(self, answer: Answer, ctx: ServerRequestContext, _: RequestParams) -> HandlerResult:

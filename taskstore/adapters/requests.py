@@ -11,10 +11,12 @@ from pydantic import JsonValue
 
 from taskstore.adapters.wire import WireObject, acknowledgement, detailed_task
 from taskstore.binding import AuthContext
-from taskstore.errors import PayloadError, TaskFinishedError, TaskNotFoundError
+from taskstore.errors import LimitExceededError, PayloadError, TaskFinishedError, TaskNotFoundError
 from taskstore.store import TaskStore
 
 INVALID_PARAMS = -32602  # JSON-RPC 2.0, "Error object"
+INTERNAL_ERROR = -32603
+LIMIT_EXCEEDED = "LIMIT_EXCEEDED"  # the data.reason of an error that waiting, or asking less often, cures
 
 Params = Mapping[str, JsonValue]
 
@@ -31,13 +33,16 @@ async def get_task(store: TaskStore, auth: AuthContext | None, params: Params) -
     """Answer tasks/get: the task with its result, error or open input requests.
 
     Raises:
-        RequestError: -32602 for malformed params, and for a task that is unknown, expired or somebody else's.
+        RequestError: -32602 for malformed params, and for a task that is unknown, expired or somebody else's;
+            -32603 for a client that polls faster than the store's limits allow.
     """
     task_id = _task_id(params)
     try:
         return detailed_task(await store.get_details(task_id, auth=auth))
     except TaskNotFoundError as refusal:
         raise _not_found() from refusal
+    except LimitExceededError as refusal:
+        raise RequestError(INTERNAL_ERROR, str(refusal), {"reason": LIMIT_EXCEEDED}) from refusal
 
 
 async def update_task(store: TaskStore, auth: AuthContext | None, params: Params) -> WireObject:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from pydantic import JsonValue
 
-from taskstore import AuthContext, TaskStatus, TaskStore
+from taskstore import AuthContext, Limits, StoreOptions, TaskStatus, TaskStore
 from taskstore.adapters.requests import RequestError, cancel_task, get_task, update_task
 
 ALICE, BOB = AuthContext(subject="alice"), AuthContext(subject="bob")
@@ -33,6 +33,20 @@ async def test_get_answers_the_task_and_its_result(store: TaskStore) -> None:
 
     assert (working["status"], completed["status"]) == ("working", "completed")
     assert completed["result"] == {"content": []}
+
+
+async def test_a_client_that_polls_too_fast_is_told_so(database_url: str) -> None:
+    """It must be able to tell 'ask less often' from a fault of the server."""
+    options = StoreOptions(limits=Limits(reads_per_minute=1))
+    async with TaskStore.open(database_url, options=options) as store:
+        task = await store.create_task(auth=ALICE)
+        await get_task(store, ALICE, params(task.task_id))
+
+        with pytest.raises(RequestError, match="poll less often") as refusal:
+            await get_task(store, ALICE, params(task.task_id))
+
+        assert await update_task(store, ALICE, params(task.task_id)) == {"resultType": "complete"}
+    assert (refusal.value.code, refusal.value.data) == (-32603, {"reason": "LIMIT_EXCEEDED"})
 
 
 @EVERY_REQUEST
