@@ -4,6 +4,7 @@ from taskstore.binding import AuthContext
 from taskstore.clock import Clock
 from taskstore.errors import (
     BindingError,
+    CipherError,
     DatabaseUnavailableError,
     IdempotencyConflictError,
     IllegalTransitionError,
@@ -29,6 +30,7 @@ from taskstore.task import (
     OwnerKind,
     ReasonCode,
     RecoveryReport,
+    RotationReport,
     SweepReport,
     Task,
     TaskDetails,
@@ -43,6 +45,7 @@ __all__ = [
     "DEFAULT",
     "AuthContext",
     "BindingError",
+    "CipherError",
     "Clock",
     "DatabaseUnavailableError",
     "EventKind",
@@ -61,6 +64,7 @@ __all__ = [
     "PayloadError",
     "ReasonCode",
     "RecoveryReport",
+    "RotationReport",
     "SchemaError",
     "StoreOptions",
     "SweepReport",

@@ -12,6 +12,7 @@
     ├── LimitExceededError         the auth context has, or asks, too much
     ├── InvalidCursorError         a page cursor that this store did not issue for this listing
     ├── PayloadError               a value that cannot be stored; names the path of the value
+    ├── CipherError                a payload cannot be opened with the keys at hand
     ├── BindingError               the database is bound under another secret
     ├── SchemaError                the database's schema is missing, behind, or ahead of this code
     └── DatabaseUnavailableError   the database cannot be opened or reached
@@ -110,6 +111,17 @@ class BindingError(TaskStoreError):
     def __init__(self, database: str, *, has_secret: bool) -> None:
         remedy = "the binding_secret it was first opened with" if has_secret else "its binding_secret"
         super().__init__(f"The tasks in {database} are bound under another secret; open it with {remedy}.")
+
+
+class CipherError(TaskStoreError):
+    """A sealed payload cannot be opened; the row is intact, and opens with the key that sealed it."""
+
+    def __init__(self, column: str, task_id: str, problem: str) -> None:
+        super().__init__(
+            f"The {column} of task {shorten(task_id)} cannot be opened: {problem}. "
+            "Give the store every key that was in use, the newest first."
+        )
+        self.column, self.task_id = column, task_id
 
 
 class SchemaError(TaskStoreError):

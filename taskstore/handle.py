@@ -16,6 +16,7 @@ from pydantic import JsonValue
 
 from taskstore import operations, payload
 from taskstore.binding import Binding, shorten
+from taskstore.cipher import Cipher
 from taskstore.clock import Clock
 from taskstore.errors import (
     DatabaseUnavailableError,
@@ -45,6 +46,7 @@ class HandleHost(Protocol):
     waiting: Waiting
     min_retention_ms: int
     limits: Limits
+    cipher: Cipher
 
     def operator_reader(self) -> Reader:
         """Return who reads now without an auth context."""
@@ -67,9 +69,11 @@ class _Said:
     total: float | None = None
     message: str | None = None
 
-    def encoded(self, message: str | None = None) -> Progress:
+    def sealed(self, cipher: Cipher, task_id: str, message: str | None = None) -> Progress:
         text = self.message if message is None else message
-        return Progress(self.value, self.total, None if text is None else payload.encode(text))
+        if text is None:
+            return Progress(self.value, self.total)
+        return Progress(self.value, self.total, cipher.seal(payload.encode(text), "tasks", "status_message", task_id))
 
 
 class TaskHandle:
@@ -163,8 +167,8 @@ class TaskHandle:
             partial(
                 operations.complete,
                 fence=self._fence,
-                said=self._said.encoded(),
-                result=encoded,
+                said=self._said.sealed(self._host.cipher, self.task_id),
+                result=self._host.cipher.seal(encoded, "tasks", "result", self.task_id),
                 is_error=is_error,
                 outcome_digest=self._host.binding.outcome_digest("completed", encoded, bytes([is_error])),
                 reader=self._host.operator_reader(),
@@ -186,8 +190,8 @@ class TaskHandle:
             partial(
                 operations.fail,
                 fence=self._fence,
-                said=self._said.encoded(message),
-                error=encoded,
+                said=self._said.sealed(self._host.cipher, self.task_id, message),
+                error=self._host.cipher.seal(encoded, "tasks", "error", self.task_id),
                 outcome_digest=self._host.binding.outcome_digest("failed", encoded),
                 reader=self._host.operator_reader(),
                 min_retention=self._host.min_retention_ms,
@@ -211,18 +215,19 @@ class TaskHandle:
             raise ValueError("ask() needs at least one request.")
         # On the wire a key is never used twice in a task's life, so the tool's own gets a random tail.
         keys = {f"{payload.check_text(name, '$.key')}-{secrets.token_hex(4)}": name for name in requests}
-        limit = self._host.limits.payload_bytes
-        questions = [
-            {"key": key, "name": name, "request": payload.encode(requests[name], what=f"$.{name}", limit=limit)}
-            for key, name in keys.items()
-        ]
+        cipher, limit = self._host.cipher, self._host.limits.payload_bytes
+        questions = []
+        for key, name in keys.items():
+            encoded = payload.encode(requests[name], what=f"$.{name}", limit=limit)
+            sealed = cipher.seal(encoded, "inputs", "request", self.task_id, key)
+            questions.append({"key": key, "name": name, "request": sealed})
         reader = self._host.operator_reader()
         await self._write(partial(operations.ask, fence=self._fence, questions=questions, reader=reader))
         task = await self._until(lambda task: task.status is not TaskStatus.INPUT_REQUIRED)
         if task.is_finished:
             self.stop_work()
             raise TaskFinishedError(task, TaskStatus.WORKING)
-        answers = partial(operations.read_answers, fence=self._fence, keys=frozenset(keys))
+        answers = partial(operations.read_answers, fence=self._fence, keys=frozenset(keys), reader=reader)
         return await self._host.read_unit(answers)
 
     async def __aenter__(self) -> Self:
@@ -272,7 +277,7 @@ class TaskHandle:
 
     async def _save_progress(self) -> None:
         self._saving, self._unsaved = True, False
-        said, reader = self._said.encoded(), self._host.operator_reader()
+        said, reader = self._said.sealed(self._host.cipher, self.task_id), self._host.operator_reader()
         try:
             await self._write(partial(operations.report_progress, fence=self._fence, said=said, reader=reader))
         except DatabaseUnavailableError as error:

@@ -15,6 +15,7 @@ from sqlalchemy.sql.expression import Executable
 
 from taskstore import payload, statements
 from taskstore.binding import shorten
+from taskstore.cipher import Cipher
 from taskstore.errors import (
     IdempotencyConflictError,
     IllegalTransitionError,
@@ -119,11 +120,13 @@ class Reader:
     Attributes:
         now: Present instant, milliseconds UTC.
         lease_ms: What a live task past its ttl is shown to have left.
+        cipher: Opens what is sealed.
     """
 
     auth_key: str | None
     now: int
     lease_ms: int
+    cipher: Cipher
 
     def params(self, task_id: str) -> dict[str, object]:
         """Return the parameters of a statement about one task."""
@@ -183,7 +186,7 @@ def task_of(row: Row, reader: Reader, *, existing: bool = False) -> Task:
     return Task(
         task_id=row["task_id"],
         status=TaskStatus(row["status"]),
-        status_message=None if message is None else str(payload.decode(message)),
+        status_message=None if message is None else str(_opened(reader, message, "status_message", row["task_id"])),
         progress=row["progress"],
         progress_total=row["progress_total"],
         is_error=bool(row["is_error"]),
@@ -205,11 +208,15 @@ def task_of(row: Row, reader: Reader, *, existing: bool = False) -> Task:
     )
 
 
-def _outcome_of(row: Row) -> Outcome:
-    result, error = row["result"], row["error"]
+def _opened(reader: Reader, stored: bytes, column: str, task_id: str) -> JsonValue:
+    return payload.decode(reader.cipher.open(stored, "tasks", column, task_id))
+
+
+def _outcome_of(row: Row, reader: Reader) -> Outcome:
+    result, error, task_id = row["result"], row["error"], row["task_id"]
     return Outcome(
-        result=None if result is None else payload.decode(result),
-        error=None if error is None else payload.decode(error),
+        result=None if result is None else _opened(reader, result, "result", task_id),
+        error=None if error is None else _opened(reader, error, "error", task_id),
         is_error=bool(row["is_error"]),
     )
 
@@ -280,9 +287,16 @@ def get_details(transaction: Transaction, task_id: str, *, reader: Reader) -> Ta
         asked = transaction.rows(statements.OPEN_INPUTS, {"task_id": task_id})
     return TaskDetails(
         task=task,
-        outcome=_outcome_of(row) if task.is_finished else None,
-        input_requests={question["key"]: payload.decode(question["request"]) for question in asked},
+        outcome=_outcome_of(row, reader) if task.is_finished else None,
+        input_requests={
+            question["key"]: _input(reader, question["request"], "request", task_id, question["key"])
+            for question in asked
+        },
     )
+
+
+def _input(reader: Reader, stored: bytes, column: str, task_id: str, key: str) -> JsonValue:
+    return payload.decode(reader.cipher.open(stored, "inputs", column, task_id, key))
 
 
 def get_outcome(transaction: Transaction, task_id: str, *, reader: Reader) -> Outcome | Refused:
@@ -468,11 +482,13 @@ def ask(transaction: Transaction, fence: Fence, questions: Sequence[Params], *, 
     return task_of(row, reader)
 
 
-def read_answers(transaction: Transaction, fence: Fence, keys: Iterable[str]) -> dict[str, JsonValue]:
+def read_answers(
+    transaction: Transaction, fence: Fence, keys: Iterable[str], *, reader: Reader
+) -> dict[str, JsonValue]:
     """Read the answers to some questions of this attempt, by the tool's own names; open ones are left out."""
     asked = set(keys)
     return {
-        row["name"]: payload.decode(row["response"])
+        row["name"]: _input(reader, row["response"], "response", fence.task_id, row["key"])
         for row in transaction.rows(statements.ANSWERS, fence.params)
         if row["key"] in asked and row["response"] is not None
     }
@@ -538,7 +554,7 @@ def recover_orphans(
     orphans = transaction.rows(statement, {"instance_id": dead, "limit": limit})
     recovered = []
     for orphan in sorted(orphans, key=lambda row: str(row["task_id"])):
-        error, message, digest = verdict(orphan, crashed=crashed)
+        error, message, digest = verdict(orphan, reader.cipher, crashed=crashed)
         row = transaction.change(
             statements.RECOVER if crashed else statements.HAND_OVER,
             {
@@ -559,7 +575,7 @@ def recover_orphans(
     return recovered
 
 
-def verdict(orphan: Row, *, crashed: bool) -> tuple[bytes, bytes, str]:
+def verdict(orphan: Row, cipher: Cipher, *, crashed: bool) -> tuple[bytes, bytes, str]:
     """Write the error, the status message and the outcome digest of an orphan.
 
     The requestor learns how far the task had come and in which attempt; process and host are for the log alone.
@@ -574,10 +590,47 @@ def verdict(orphan: Row, *, crashed: bool) -> tuple[bytes, bytes, str]:
         # The tool may have done part of its work, and has not said that a second run does no harm.
         "retrySafe": False,
     }
-    error = payload.encode({"code": -32603, "message": message, "data": data})
-    return error, payload.encode(message), f"recovered:{shorten(orphan['task_id'])}:{orphan['attempt']}"
+    task_id = orphan["task_id"]
+    error = cipher.seal(payload.encode({"code": -32603, "message": message, "data": data}), "tasks", "error", task_id)
+    said = cipher.seal(payload.encode(message), "tasks", "status_message", task_id)
+    return error, said, f"recovered:{shorten(orphan['task_id'])}:{orphan['attempt']}"
 
 
 def sweep(transaction: Transaction, *, now: int, limit: int) -> int:
     """Delete up to ``limit`` expired tasks, the longest expired first; return how many."""
     return len(transaction.rows(statements.SWEEP, {"now": now, "limit": limit}))
+
+
+def reseal(transaction: Transaction, after: str, *, cipher: Cipher, limit: int) -> tuple[str | None, int]:
+    """Seal again, under the first key, what is sealed under another one or not at all.
+
+    Args:
+        after: Id of the last task of the batch before; tasks are taken in the order of their ids.
+
+    Returns:
+        The id of the last task of this batch, or None when there was none; and how many tasks were changed.
+    """
+    rows = transaction.rows(statements.SEALED_TASKS, {"after": after, "limit": limit})
+    changed = 0
+    for row in rows:
+        task_id = row["task_id"]
+        renewed = _renewed(row, statements.SEALED_COLUMNS, cipher, "tasks", task_id)
+        if renewed:
+            transaction.execute(statements.RESEAL_TASK, {**row, **renewed})
+        answered = 0
+        for question in transaction.rows(statements.SEALED_INPUTS, {"task_id": task_id}):
+            again = _renewed(question, ("request", "response"), cipher, "inputs", task_id, question["key"])
+            if again:
+                answered += transaction.execute(statements.RESEAL_INPUT, {**question, **again})
+        changed += bool(renewed or answered)
+    return (rows[-1]["task_id"] if rows else None), changed
+
+
+def _renewed(
+    row: Row, columns: Iterable[str], cipher: Cipher, table: str, task_id: str, key: str = ""
+) -> dict[str, bytes]:
+    return {
+        column: cipher.seal(cipher.open(row[column], table, column, task_id, key), table, column, task_id, key)
+        for column in columns
+        if row[column] is not None and not cipher.is_current(row[column])
+    }

@@ -1,8 +1,10 @@
 """StoreOptions: every setting of a store, checked when it is made."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 
+from taskstore.cipher import check_keys
 from taskstore.clock import Clock
 from taskstore.database import Durability
 from taskstore.operations import Limits
@@ -30,6 +32,7 @@ class StoreOptions:
         upkeep: Whether opening recovers, and a thread goes on to recover and sweep.
         recovery_interval: Between two recovery passes.
         sweep_interval: Between two sweeps of expired tasks.
+        keys: Seal payloads at rest: 32 random bytes each. The first one seals, all of them open.
         limits: What one auth context may have and ask.
         server: Name of the server the tasks belong to; several servers can share a database.
         clock: What is asked for the time.
@@ -45,6 +48,7 @@ class StoreOptions:
     max_ttl: timedelta | None = timedelta(days=30)
     min_retention: timedelta = timedelta(minutes=15)
     binding_secret: bytes | None = field(default=None, repr=False)
+    keys: Sequence[bytes] = field(default=(), repr=False)
     table_prefix: str = DEFAULT_PREFIX
     schema: str | None = None
     migrate: bool | None = None
@@ -74,6 +78,7 @@ class StoreOptions:
             raise ValueError(f"default_ttl ({self.default_ttl}) must not exceed max_ttl ({self.max_ttl}).")
         if self.binding_secret is not None and len(self.binding_secret) < 16:
             raise ValueError("binding_secret must have at least 16 bytes; make one with secrets.token_bytes(32).")
+        check_keys(self.keys)
         check_identifier(self.table_prefix, "table_prefix")
         if self.schema is not None:
             check_identifier(self.schema, "schema")

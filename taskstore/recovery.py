@@ -12,17 +12,19 @@ from functools import partial
 
 from taskstore import operations
 from taskstore.binding import shorten
+from taskstore.cipher import Cipher
 from taskstore.clock import Clock
 from taskstore.database import Database
 from taskstore.instances import Judge, Verdict, read_instances, release
 from taskstore.operations import Reader
-from taskstore.task import RecoveryReport, SweepReport
+from taskstore.task import RecoveryReport, RotationReport, SweepReport
 
 logger = logging.getLogger("taskstore")
 audit = logging.getLogger("taskstore.audit")
 
 RECOVERY_BATCH = 200
 SWEEP_BATCH = 100
+ROTATION_BATCH = 50
 
 
 class Recovery:
@@ -34,9 +36,15 @@ class Recovery:
     """
 
     def __init__(
-        self, database: Database, clock: Clock, *, min_retention: timedelta, on_change: Callable[[str], None]
+        self,
+        database: Database,
+        clock: Clock,
+        cipher: Cipher,
+        *,
+        min_retention: timedelta,
+        on_change: Callable[[str], None],
     ) -> None:
-        self._database, self._clock, self._on_change = database, clock, on_change
+        self._database, self._clock, self._cipher, self._on_change = database, clock, cipher, on_change
         self._min_retention = min_retention // timedelta(milliseconds=1)
         self._judge = Judge(clock)
         self._one_at_a_time = threading.Lock()
@@ -91,6 +99,24 @@ class Recovery:
             logger.info("Sweep: %d expired tasks deleted.", deleted)
         return SweepReport(deleted=deleted)
 
+    def rotate_keys(self, *, progress: Callable[[int], None] = lambda seen: None) -> RotationReport:
+        """Seal every payload under the first key of the ring; servers may work on meanwhile.
+
+        Args:
+            progress: Called after each batch with the number of tasks looked at so far.
+
+        Raises:
+            CipherError: A payload cannot be opened; those before it are done, and a second run goes on.
+        """
+        after, changed, seen = "", 0, 0
+        while True:
+            unit = partial(operations.reseal, after=after, cipher=self._cipher, limit=ROTATION_BATCH)
+            last, batch = self._database.write(unit).result()
+            if last is None:
+                return RotationReport(resealed=changed)
+            after, changed, seen = last, changed + batch, seen + ROTATION_BATCH
+            progress(seen)
+
     def _fail_orphans(
         self,
         dead: str | None,
@@ -104,7 +130,7 @@ class Recovery:
             unit = partial(
                 operations.recover_orphans,
                 dead=dead,
-                reader=Reader(None, self._clock.now(), 0),
+                reader=Reader(None, self._clock.now(), 0, self._cipher),
                 writer=writer,
                 min_retention=self._min_retention,
                 limit=RECOVERY_BATCH,

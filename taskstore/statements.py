@@ -297,6 +297,24 @@ ANSWERS = select(inputs.c.key, inputs.c.name, inputs.c.response).where(
     inputs.c.task_id == _text("task_id"), inputs.c.attempt == bindparam("attempt", type_=Integer)
 )
 
+# --- sealing again, under another key; no state changes, so neither version nor event
+
+SEALED_COLUMNS = (*PAYLOADS, "status_message")
+SEALED_TASKS = (
+    select(tasks.c.task_id, *(tasks.c[name] for name in SEALED_COLUMNS))
+    .where(tasks.c.task_id > _text("after"))
+    .order_by(tasks.c.task_id)
+    .limit(_number("limit"))
+    .with_for_update()
+)
+RESEAL_TASK = update(tasks).where(_THIS).values({name: bindparam(name, type_=LargeBinary) for name in SEALED_COLUMNS})
+SEALED_INPUTS = select(inputs).where(inputs.c.task_id == _text("task_id"))
+RESEAL_INPUT = (
+    update(inputs)
+    .where(inputs.c.task_id == _text("task_id"), inputs.c.key == _text("key"))
+    .values({name: bindparam(name, type_=LargeBinary) for name in ("request", "response")})
+)
+
 # --- instances, recovery, sweep
 
 REGISTER = insert(instances).values({column.name: bindparam(column.name, type_=column.type) for column in instances.c})

@@ -15,6 +15,7 @@ from pydantic import JsonValue
 
 from taskstore import migrate, operations, payload, statements
 from taskstore.binding import AuthContext, Binding, new_task_id, shorten
+from taskstore.cipher import Cipher
 from taskstore.clock import Clock
 from taskstore.database import Database
 from taskstore.errors import (
@@ -37,6 +38,7 @@ from taskstore.task import (
     Outcome,
     OwnerKind,
     RecoveryReport,
+    RotationReport,
     SweepReport,
     Task,
     TaskDetails,
@@ -71,10 +73,11 @@ class _Parts:
         self.database, self.options, self.clock, self.limits = database, options, options.clock, options.limits
         self.min_retention_ms = _ms(options.min_retention)
         self.lease_ms = _ms(options.lease)
+        self.cipher = Cipher(options.keys)
         self.binding = _open_binding(database, options.binding_secret)
         self.waiting = Waiting(database)
         self.recovery = Recovery(
-            database, options.clock, min_retention=options.min_retention, on_change=self.waiting.notify
+            database, options.clock, self.cipher, min_retention=options.min_retention, on_change=self.waiting.notify
         )
         self.held: dict[str, Fence] = {}
         self.handles: dict[str, TaskHandle] = {}
@@ -88,10 +91,10 @@ class _Parts:
         return "" if self.instance is None else self.instance.instance_id
 
     def reader(self, auth: AuthContext | None) -> Reader:
-        return Reader(self.binding.auth_key(auth), self.clock.now(), self.lease_ms)
+        return Reader(self.binding.auth_key(auth), self.clock.now(), self.lease_ms, self.cipher)
 
     def operator_reader(self) -> Reader:
-        return Reader(None, self.clock.now(), self.lease_ms)
+        return Reader(None, self.clock.now(), self.lease_ms, self.cipher)
 
     async def write_unit(self, unit: Callable[[Transaction], T | Refused]) -> T:
         return _value(await asyncio.wrap_future(self.database.write(unit)))
@@ -240,6 +243,8 @@ class TaskStore:
             if auth is None:
                 raise ValueError("An idempotency_key needs an auth context: without one, anybody's key could be hit.")
             values.update(self._idempotency(idempotency_key, values))
+        if values["request"] is not None:
+            values["request"] = parts.cipher.seal(values["request"], "tasks", "request", values["task_id"])
         unit = partial(operations.create_task, values=values, reader=reader, writer=parts.writer, limits=parts.limits)
         task = await parts.write_unit(unit)
         if task.existing:
@@ -354,7 +359,7 @@ class TaskStore:
         asked = partial(operations.get_details, task_id=_checked(task_id), reader=parts.reader(auth))
         details = await parts.read_unit(asked, snapshot=True)
         encoded = {
-            key: self._encode(response, f"$.{key}")
+            key: parts.cipher.seal(self._encode(response, f"$.{key}"), "inputs", "response", task_id, key)
             for key, response in responses.items()
             if key in details.input_requests
         }
@@ -512,6 +517,16 @@ class OperatorView:
         """
         return await _cancel_task(self._parts, task_id, self._parts.operator_reader())
 
+    async def rotate_keys(self) -> RotationReport:
+        """Seal every payload under the first of ``StoreOptions.keys``; servers may work on meanwhile.
+
+        Once every server has the new key first, and this has run, an old key can go.
+
+        Raises:
+            CipherError: A payload opens with none of the keys; what came before it is done, and a second run goes on.
+        """
+        return await asyncio.to_thread(self._parts.recovery.rotate_keys)
+
     async def health(self) -> Health:
         """Count the store's tasks and instances; reads every row, so it is for people and slow probes."""
         parts = self._parts
@@ -562,7 +577,7 @@ async def _cancel_task(parts: _Parts, task_id: str, reader: Reader) -> Task:
         task_id=_checked(task_id),
         reader=reader,
         writer=parts.writer,
-        message=payload.encode(_CANCELLED),
+        message=parts.cipher.seal(payload.encode(_CANCELLED), "tasks", "status_message", task_id),
         min_retention=parts.min_retention_ms,
     )
     task = await parts.write_unit(unit)

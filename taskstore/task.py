@@ -179,6 +179,12 @@ class SweepReport(_Record):
     deleted: int = 0
 
 
+class RotationReport(_Record):
+    """What one rotation of the keys did: tasks of which anything was sealed again."""
+
+    resealed: int = 0
+
+
 class Health(_Record):
     """The store at a glance, for a readiness probe; counts of tasks by status, and orphans that wait for recovery."""
 
