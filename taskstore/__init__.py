@@ -22,6 +22,7 @@ from taskstore.handle import TaskHandle
 from taskstore.operations import Limits
 from taskstore.options import StoreOptions
 from taskstore.store import DEFAULT, OperatorView, TaskStore
+from taskstore.sync import SyncOperatorView, SyncTaskHandle, SyncTaskStore
 from taskstore.task import (
     EventKind,
     Health,
@@ -68,6 +69,9 @@ __all__ = [
     "SchemaError",
     "StoreOptions",
     "SweepReport",
+    "SyncOperatorView",
+    "SyncTaskHandle",
+    "SyncTaskStore",
     "Task",
     "TaskDetails",
     "TaskEvent",
