@@ -1,0 +1,5 @@
+"""The command line as a module: ``python -m taskstore``."""
+
+from taskstore.cli import main
+
+main()
