@@ -111,6 +111,11 @@ def new_instance_id() -> str:
     return "ins_" + secrets.token_hex(16)
 
 
+def notice(task_id: str) -> str:
+    """Digest a task id for a notification, which any role of the database can hear."""
+    return hashlib.sha256(task_id.encode()).hexdigest()[:32]
+
+
 def shorten(task_id: str) -> str:
     """Cut an id for logs and messages: the id of an unbound task is a bearer secret.
 

@@ -13,3 +13,7 @@ class Clock:
     def monotonic(self) -> float:
         """Return seconds that only move forward, for measuring spans inside this process."""
         return time.monotonic()
+
+
+# For deadlines of input and output, which pass whatever a test does to the store's own clock.
+SYSTEM = Clock()

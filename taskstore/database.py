@@ -7,10 +7,12 @@ the batch is rolled back and its units run again one by one, so that no unit har
 
 import hashlib
 import logging
+import math
 import os
 import queue
 import random
 import re
+import secrets
 import sqlite3
 import threading
 import time
@@ -23,11 +25,13 @@ from functools import partial
 from typing import Any, Generic, Literal, TypeVar
 
 from sqlalchemy import URL, Connection, Engine, NullPool, create_engine, event, make_url
-from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
 from sqlalchemy.pool import StaticPool
 from sqlalchemy.sql.expression import Executable
 
 from taskstore import statements
+from taskstore.binding import notice
+from taskstore.clock import SYSTEM
 from taskstore.errors import DatabaseUnavailableError, SchemaError, TaskStoreError
 from taskstore.operations import Params, Row, Transaction
 from taskstore.schema import DEFAULT_PREFIX, VERSION_TABLE, check_identifier
@@ -42,6 +46,11 @@ logger = logging.getLogger("taskstore")
 _BUSY_TIMEOUT_MS = 10_000
 _LARGEST_BATCH = 64
 _CONFLICT_RUNS = 10
+POLL_SECONDS = 0.05
+LISTEN_SECONDS = 0.2
+TRUSTED_POLL_SECONDS = 1.0
+_LISTEN_PROOF_SECONDS = 2.0
+_NOTIFY = "SELECT pg_notify(%s, %s)"
 _NETWORK_FILE_SYSTEMS = frozenset({"nfs", "nfs4", "cifs", "smb3", "smbfs", "afs", "9p", "fuse.sshfs", "ceph"})
 
 
@@ -53,9 +62,10 @@ class Database:
         durability: ``full`` survives power loss; ``normal`` survives the death of the process.
         prefix: Of the tables.
         schema: PostgreSQL schema of the tables; None is the connection's own.
+        observer: Leave the database as it is, down to SQLite's journal mode.
 
     Raises:
-        ValueError: The URL names a database or a driver that is not supported.
+        ValueError: The URL is none, or names a database or a driver that is not supported.
         DatabaseUnavailableError: The database cannot be opened or reached; the message names it and the remedy.
     """
 
@@ -66,18 +76,25 @@ class Database:
         durability: Durability = "full",
         prefix: str = DEFAULT_PREFIX,
         schema: str | None = None,
+        observer: bool = False,
     ) -> None:
         check_identifier(prefix, "table_prefix")
         if schema is not None:
             check_identifier(schema, "schema")
-        self._dialect = _dialect_of(make_url(url), durability)
+        try:
+            parsed = make_url(url)
+        except ArgumentError as error:
+            raise ValueError(
+                f"{url!r} is no database URL; use sqlite:///file.db or postgresql+psycopg://user@host/name."
+            ) from error
+        self._dialect = _dialect_of(parsed, durability)
         self.name, self.label, self.shared = self._dialect.name, self._dialect.label, self._dialect.shared
         self.prefix, self.schema = prefix, schema
         self._engine = self._dialect.engine()
         self._compiler = _Compiler(self._engine, prefix, schema)
         try:
             with self._checkout() as connection:
-                self._dialect.prepare(connection)
+                self._dialect.prepare(connection, observer)
         except BaseException:
             self._engine.dispose()
             raise
@@ -108,10 +125,21 @@ class Database:
         return self._read(unit, snapshot=False) if self.shared else self.read(unit).result()
 
     @contextmanager
-    def change_probe(self) -> Iterator[Callable[[], bool]]:
-        """Open a cheap test whether anything may have been committed since it was asked last."""
+    def change_feed(self) -> Iterator["ChangeFeed"]:
+        """Open the cheapest way there is to hear of changes by other processes; for one thread."""
         with self._checkout() as connection:
-            yield self._dialect.change_probe(connection)
+            feed = self._dialect.change_feed(connection, self._compiler.channel, self._announce)
+            try:
+                yield feed
+            except self._dialect.driver_error as error:
+                raise self._dialect.classify(error, connection) from error
+            finally:
+                with suppress(self._dialect.driver_error):
+                    feed.close()
+
+    def _announce(self, notice: str) -> None:
+        with self._checkout() as connection:
+            connection.execute(_NOTIFY, (self._compiler.channel, notice))
 
     def revision(self) -> str | None:
         """Read which revision of ours the database is at; None where there is none."""
@@ -352,10 +380,18 @@ class _Transaction:
             key = int.from_bytes(hashlib.sha256(f"{self._compiler.prefix} {name}".encode()).digest()[:8], signed=True)
             self._connection.execute(self._lock_sql, (key,))
 
+    def notify(self, task_id: str) -> None:
+        if self._combines:
+            self._connection.execute(_NOTIFY, (self._compiler.channel, notice(task_id)))
+
     def change(self, change: Change, params: Params) -> Row | None:
-        # PostgreSQL writes the task and its event in one statement; SQLite has no data-modifying CTE, and no
-        # round trip to save.
-        row = self.row(change.combined if self._combines else change.write, params)
+        # PostgreSQL writes the task and its event, and notifies, in one statement; SQLite has no data-modifying CTE,
+        # and no round trip to save.
+        if self._combines:
+            heard = {"channel": self._compiler.channel, "notice": notice(str(params["task_id"]))}
+            row = self.row(change.combined, {**params, **heard})
+        else:
+            row = self.row(change.write, params)
         if row is None:
             return None
         written = {
@@ -388,6 +424,7 @@ class _Compiler:
         self._dialect, self._known = engine.dialect, dict[Executable, _Compiled]()
         self._named = re.compile(rf"\b{DEFAULT_PREFIX}(?=(?:tasks|events|inputs|instances|meta)\b)")
         self.prefix = prefix if schema is None else f"{schema}.{prefix}"
+        self.channel = f"{prefix}changes"
 
     def compiled(self, statement: Executable) -> _Compiled:
         found = self._known.get(statement)
@@ -496,8 +533,8 @@ class _Dialect(ABC):
         """Make the engine; opens nothing yet."""
 
     @abstractmethod
-    def prepare(self, connection: Any) -> None:
-        """Check and set up the database, on the first connection."""
+    def prepare(self, connection: Any, observer: bool) -> None:
+        """Check the database on the first connection, and unless for an observer set it up."""
 
     @abstractmethod
     def classify(self, error: Exception, connection: Any) -> TaskStoreError:
@@ -512,8 +549,8 @@ class _Dialect(ABC):
         """Write the query for a table's name: one row, whose value is null where there is no such table."""
 
     @abstractmethod
-    def change_probe(self, connection: Any) -> Callable[[], bool]:
-        """See ``Database.change_probe``."""
+    def change_feed(self, connection: Any, channel: str, announce: Callable[[str], None]) -> "ChangeFeed":
+        """See ``Database.change_feed``; ``announce`` sends a notice over another connection."""
 
     @abstractmethod
     def migration(self, engine: Engine) -> AbstractContextManager[Connection]:
@@ -598,11 +635,11 @@ class _Sqlite(_Dialect):
                 file_system,
             )
 
-    def prepare(self, connection: Any) -> None:
+    def prepare(self, connection: Any, observer: bool) -> None:
         try:
             mode = connection.execute("PRAGMA journal_mode").fetchone()[0]
-            deadline = time.monotonic() + _BUSY_TIMEOUT_MS / 1000
-            while self.shared and mode != "wal":
+            deadline = SYSTEM.monotonic() + _BUSY_TIMEOUT_MS / 1000
+            while self.shared and not observer and mode != "wal":
                 # Several processes may open a new file at once. The change of mode takes the lock without waiting.
                 try:
                     mode = connection.execute("PRAGMA journal_mode=WAL").fetchone()[0]
@@ -612,7 +649,7 @@ class _Sqlite(_Dialect):
                             "put it on a local disk, or use PostgreSQL."
                         )
                 except sqlite3.OperationalError as error:
-                    if not _is_busy(error) or time.monotonic() > deadline:
+                    if not _is_busy(error) or SYSTEM.monotonic() > deadline:
                         raise
                     time.sleep(random.uniform(0.005, 0.02))
             connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
@@ -638,17 +675,8 @@ class _Sqlite(_Dialect):
     def find_table(self, name: str, schema: str | None) -> tuple[str, Sequence[object]]:
         return "SELECT max(name) FROM sqlite_master WHERE type = 'table' AND name = ?", (name,)
 
-    def change_probe(self, connection: Any) -> Callable[[], bool]:
-        # data_version changes on this connection whenever another one committed, in this process or in another.
-        seen: list[int] = []
-
-        def changed() -> bool:
-            version = connection.execute("PRAGMA data_version").fetchone()[0]
-            news = seen != [version]
-            seen[:] = [version]
-            return news
-
-        return changed
+    def change_feed(self, connection: Any, channel: str, announce: Callable[[str], None]) -> "ChangeFeed":
+        return _DataVersion(connection)
 
     @contextmanager
     def migration(self, engine: Engine) -> Iterator[Connection]:
@@ -725,7 +753,7 @@ class _Postgres(_Dialect):
             connect_args={"autocommit": True, "prepare_threshold": None, "connect_timeout": 10},
         )
 
-    def prepare(self, connection: Any) -> None:
+    def prepare(self, connection: Any, observer: bool) -> None:
         if connection.info.server_version < 120000:
             raise DatabaseUnavailableError(f"{self.label} runs a version before 12; upgrade the server.")
         if connection.execute("SHOW fsync").fetchone()[0] != "on":
@@ -754,8 +782,8 @@ class _Postgres(_Dialect):
     def find_table(self, name: str, schema: str | None) -> tuple[str, Sequence[object]]:
         return "SELECT to_regclass(%s)", (name if schema is None else f"{schema}.{name}",)
 
-    def change_probe(self, connection: Any) -> Callable[[], bool]:
-        return lambda: True  # nothing is cheaper to ask than the question itself
+    def change_feed(self, connection: Any, channel: str, announce: Callable[[str], None]) -> "ChangeFeed":
+        return _Listen(connection, channel, announce)
 
     @contextmanager
     def migration(self, engine: Engine) -> Iterator[Connection]:
@@ -772,6 +800,77 @@ class _Postgres(_Dialect):
 
     def tidy(self, connection: Any) -> None:
         """Leave nothing to do: the server keeps its own house."""
+
+
+# --- hearing of changes by other processes
+
+
+class ChangeFeed(ABC):
+    """Tells when it is worth asking for changes, and of which tasks."""
+
+    @abstractmethod
+    def wait(self, stop: threading.Event) -> tuple[bool, frozenset[str]]:
+        """Wait a moment for news, or until ``stop`` is set.
+
+        Returns:
+            Whether anything at all may have changed, which only a query tells; and the notices that came.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Leave the connection as it was."""
+
+
+class _DataVersion(ChangeFeed):
+    """SQLite: a number that changes whenever another connection, of this process or another, has committed."""
+
+    def __init__(self, connection: Any) -> None:
+        self._connection, self._seen = connection, None
+
+    def wait(self, stop: threading.Event) -> tuple[bool, frozenset[str]]:
+        stop.wait(POLL_SECONDS)
+        version = self._connection.execute("PRAGMA data_version").fetchone()[0]
+        news, self._seen = version != self._seen, version
+        return news, frozenset()
+
+    def close(self) -> None:
+        """Leave nothing to undo."""
+
+
+class _Listen(ChangeFeed):
+    """PostgreSQL: LISTEN, once a notice of our own has come through; until then, and rarely after, a poll.
+
+    Behind a transaction pooler LISTEN succeeds and nothing ever comes. So a connection is trusted only after it
+    heard, and even then it is no more than the fast path: what it might miss, the rare poll finds.
+    """
+
+    def __init__(self, connection: Any, channel: str, announce: Callable[[str], None]) -> None:
+        self._connection, self._channel, self._announce = connection, channel, announce
+        self._proof = secrets.token_hex(8)
+        self._trusted = False
+        self._began = SYSTEM.monotonic()
+        self._polled = -math.inf  # what changed before this connection listened, only a poll finds
+        self._warned = False
+        connection.execute(f"LISTEN {channel}")
+        announce(self._proof)
+
+    def wait(self, stop: threading.Event) -> tuple[bool, frozenset[str]]:
+        seconds = LISTEN_SECONDS if self._trusted else POLL_SECONDS
+        heard = frozenset(notify.payload for notify in self._connection.notifies(timeout=seconds, stop_after=1))
+        self._trusted = self._trusted or self._proof in heard
+        now = SYSTEM.monotonic()
+        if not self._trusted and not self._warned and now - self._began > _LISTEN_PROOF_SECONDS:
+            self._warned = True
+            logger.warning(
+                "LISTEN brings no notifications here (a transaction pooler?); changes by other processes are polled."
+            )
+        due = not self._trusted or now - self._polled >= TRUSTED_POLL_SECONDS
+        if due:
+            self._polled = now
+        return due, heard
+
+    def close(self) -> None:
+        self._connection.execute(f"UNLISTEN {self._channel}")
 
 
 _MIGRATION_LOCK = int.from_bytes(b"tskmigr8")

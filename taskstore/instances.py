@@ -48,16 +48,28 @@ def machine_id() -> str | None:
 
 def process_start(pid: int) -> int | None:
     """Return when a process started, in clock ticks since boot; None where that cannot be read."""
+    stat = _stat(pid)
+    return None if stat is None else int(stat[19])
+
+
+def _stat(pid: int) -> list[str] | None:
+    """Read the fields of /proc/<pid>/stat from the third on, the state; None where they cannot be read."""
     try:
-        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as stat:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as lines:
             # The second field is the command in parentheses, and may itself hold blanks and parentheses.
-            return int(stat.read().rpartition(")")[2].split()[19])
-    except (OSError, ValueError, IndexError):
+            fields = lines.read().rpartition(")")[2].split()
+    except OSError:
         return None
+    return fields if len(fields) > 19 else None
 
 
 def is_proven_dead(pid: int, start: int | None) -> bool:
-    """Tell whether a process of this machine is gone: no such pid, or the pid belongs to a later process."""
+    """Tell whether a process of this machine is gone.
+
+    The proofs are: no such pid; a pid that belongs to a process started at another time; a process that has ended
+    down to its last thread, and only waits for its parent to take note, which some containers' first process never
+    does.
+    """
     if sys.platform == "win32":
         return False  # os.kill(pid, 0) would end the process
     try:
@@ -66,8 +78,11 @@ def is_proven_dead(pid: int, start: int | None) -> bool:
         return True
     except PermissionError:
         pass  # it exists, under another user
-    now = process_start(pid)
-    return start is not None and now is not None and now != start
+    stat = _stat(pid)
+    if stat is None:
+        return False
+    state, threads, started = stat[0], int(stat[17]), int(stat[19])
+    return (state in "ZX" and threads <= 1) or (start is not None and started != start)
 
 
 @dataclass(slots=True)

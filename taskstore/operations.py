@@ -54,6 +54,9 @@ class Transaction(Protocol):
     def execute(self, statement: Executable, params: Params) -> int:
         """Run a statement and return how many rows it touched."""
 
+    def notify(self, task_id: str) -> None:
+        """Tell other processes, at COMMIT, that a task has news; where that is not possible they poll."""
+
     def lock(self, name: str) -> None:
         """Make other transactions that lock the same name wait for the end of this one."""
 
@@ -409,7 +412,10 @@ def answer_inputs(
 def report_progress(transaction: Transaction, fence: Fence, said: Progress, *, reader: Reader) -> Task | Refused:
     """Store progress; it never goes down within an attempt."""
     row = transaction.row(statements.PROGRESS, {**fence.params, **said.params, "now": reader.now})
-    return _refusal(transaction, fence, reader, TaskStatus.WORKING) if row is None else task_of(row, reader)
+    if row is None:
+        return _refusal(transaction, fence, reader, TaskStatus.WORKING)
+    transaction.notify(fence.task_id)
+    return task_of(row, reader)
 
 
 def complete(

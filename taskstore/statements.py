@@ -81,7 +81,7 @@ class Change:
     Attributes:
         write: INSERT or UPDATE of one task, returning TASK_COLUMNS.
         event: INSERT of the event; takes the new row's values as parameters. For dialects without data-modifying CTE.
-        combined: Both in one statement, for dialects that have it; returns what ``write`` returns.
+        combined: Both in one statement, with a notification, for PostgreSQL; returns what ``write`` returns, and more.
     """
 
     kind: EventKind
@@ -114,7 +114,8 @@ def _change(kind: EventKind, write: Insert | Update, reason: ReasonCode | None =
             (_constant(reason) if reason else literal_column("NULL", Text)).label("reason"),
         ),
     )
-    combined = select(changed).add_cte(recorded.cte("recorded"))
+    notify = func.pg_notify(_text("channel"), _text("notice"))
+    combined = select(changed, notify.label("notified")).add_cte(recorded.cte("recorded"))
     return Change(kind, reason, write.returning(*TASK_COLUMNS), _EVENT, combined)
 
 

@@ -69,12 +69,12 @@ _CANCELLED = "The task was cancelled by request."
 class _Parts:
     """An open store's parts, and what every call does with them: run a unit, raise what it refused."""
 
-    def __init__(self, database: Database, options: StoreOptions) -> None:
+    def __init__(self, database: Database, options: StoreOptions, *, observer: bool = False) -> None:
         self.database, self.options, self.clock, self.limits = database, options, options.clock, options.limits
         self.min_retention_ms = _ms(options.min_retention)
         self.lease_ms = _ms(options.lease)
         self.cipher = Cipher(options.keys)
-        self.binding = _open_binding(database, options.binding_secret)
+        self.binding = _open_binding(database, options.binding_secret, observer=observer)
         self.waiting = Waiting(database)
         self.recovery = Recovery(
             database, options.clock, self.cipher, min_retention=options.min_retention, on_change=self.waiting.notify
@@ -652,13 +652,19 @@ def _ms(span: timedelta) -> int:
 
 def _open(url: str, options: StoreOptions, *, observer: bool = False) -> _Parts:
     """Compose a store. An observer reads and decides, but is no instance: it runs nothing and migrates nothing."""
-    database = Database(url, durability=options.durability, prefix=options.table_prefix, schema=options.schema)
+    database = Database(
+        url,
+        durability=options.durability,
+        prefix=options.table_prefix,
+        schema=options.schema,
+        observer=observer,
+    )
     try:
         may_migrate = database.name == "sqlite" if options.migrate is None else options.migrate
         if may_migrate and not observer and migrate.needs_upgrade(database):
             migrate.upgrade_database(database)
         migrate.check(database)
-        parts = _Parts(database, options)
+        parts = _Parts(database, options, observer=observer)
         if not observer:
             parts.start()
     except BaseException:
@@ -677,21 +683,19 @@ async def open_observer(url: str, *, options: StoreOptions | None = None) -> Asy
         await asyncio.to_thread(parts.close)
 
 
-def _open_binding(database: Database, secret: bytes | None) -> Binding:
-    proposed = secrets.token_bytes(32)
+def _open_binding(database: Database, secret: bytes | None, *, observer: bool) -> Binding:
+    """Bind the store under its secret; the first store to open decides which one that is, and never an observer."""
 
-    def first_open(transaction: Transaction) -> bytes:
-        return _settled(transaction, "store_secret", proposed)
+    def settled(name: str, proposed: bytes) -> bytes:
+        known = database.read(partial(_meta, name=name)).result()
+        if known is None and not observer:
+            known = database.write(partial(_settled, name=name, value=proposed)).result()
+        return proposed if known is None else known
 
-    store_secret = database.read(partial(_meta, name="store_secret")).result()
-    if store_secret is None:
-        store_secret = database.write(first_open).result()
+    store_secret = settled("store_secret", secrets.token_bytes(32))
     binding = Binding(store_secret if secret is None else secret)
     fingerprint = binding.fingerprint.encode()
-    known = database.read(partial(_meta, name="binding_fingerprint")).result()
-    if known is None:
-        known = database.write(lambda transaction: _settled(transaction, "binding_fingerprint", fingerprint)).result()
-    if known != fingerprint:
+    if settled("binding_fingerprint", fingerprint) != fingerprint:
         raise BindingError(database.label, has_secret=secret is not None)
     return binding
 

@@ -1,25 +1,28 @@
-"""Wake-ups: by an event inside the process, by one shared poll of the database for changes made elsewhere.
+"""Wake-ups: by an event inside the process; by one thread that hears of changes made elsewhere.
 
-No connection is held for a waiter. The poll runs only while somebody waits, and all waiters share it.
+No connection is held for a waiter. The thread and its one connection serve all of them, and only while somebody waits.
 """
 
 import logging
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from datetime import timedelta
 
 from taskstore import statements
-from taskstore.database import Database
+from taskstore.binding import notice
+from taskstore.clock import SYSTEM
+from taskstore.database import ChangeFeed, Database
 from taskstore.errors import DatabaseUnavailableError, TaskStoreError
 from taskstore.operations import Transaction
 from taskstore.statements import WATCH_SIZE
 
 logger = logging.getLogger("taskstore")
 
-POLL_INTERVAL = timedelta(milliseconds=50)
+# How long the thread stays when the last waiter has gone: another one usually comes soon.
+LINGER = timedelta(seconds=5)
 
 
 class Waiter:
@@ -57,6 +60,7 @@ class Waiting:
     def __init__(self, database: Database) -> None:
         self._database = database
         self._waiters: dict[str, set[Waiter]] = defaultdict(set)
+        self._noticed: dict[str, str] = {}
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._poll: threading.Thread | None = None
@@ -67,6 +71,7 @@ class Waiting:
         waiter = Waiter(self._stop)
         with self._lock:
             self._waiters[task_id].add(waiter)
+            self._noticed[notice(task_id)] = task_id
             if self._database.shared and self._poll is None and not self._stop.is_set():
                 self._poll = threading.Thread(target=self._run, name="taskstore-poll", daemon=True)
                 self._poll.start()
@@ -76,7 +81,7 @@ class Waiting:
             with self._lock:
                 self._waiters[task_id].discard(waiter)
                 if not self._waiters[task_id]:
-                    del self._waiters[task_id]
+                    del self._waiters[task_id], self._noticed[notice(task_id)]
 
     def notify(self, task_id: str) -> None:
         """Wake every waiter of a task; call it after COMMIT."""
@@ -98,25 +103,30 @@ class Waiting:
     def _run(self) -> None:
         while not self._stop.is_set():
             try:
-                with self._database.change_probe() as changed:
-                    if self._poll_until_idle(changed):
-                        return
+                with self._database.change_feed() as feed:
+                    self._serve(feed)
+                    return
             except TaskStoreError as error:  # whatever it is, the waiters must not be left without a poll
                 logger.warning("Cannot look for changes by other processes, trying again: %s", error)
                 self._stop.wait(1.0)
 
-    def _poll_until_idle(self, changed: Callable[[], bool]) -> bool:
-        """Poll until nobody waits or the store closes; tell that this thread is done."""
-        while not self._stop.wait(POLL_INTERVAL.total_seconds()):
+    def _serve(self, feed: ChangeFeed) -> None:
+        """Wake waiters until nobody has waited for a while, or the store closes."""
+        idle_since: float | None = None
+        while not self._stop.is_set():
+            anything, notices = feed.wait(self._stop)
             with self._lock:
-                if not self._waiters:
-                    self._poll = None
-                    return True
                 waited = [(task_id, list(waiters)) for task_id, waiters in self._waiters.items()]
-            if changed():
+                noticed = [self._noticed[each] for each in notices if each in self._noticed]
+                idle_since = None if waited else idle_since or SYSTEM.monotonic()
+                if idle_since is not None and SYSTEM.monotonic() - idle_since > LINGER.total_seconds():
+                    self._poll = None
+                    return
+            for task_id in noticed:
+                self.notify(task_id)
+            if anything:
                 for start in range(0, len(waited), WATCH_SIZE):
                     self._wake_changed(waited[start : start + WATCH_SIZE])
-        return True
 
     def _wake_changed(self, waited: list[tuple[str, list[Waiter]]]) -> None:
         ids = [task_id for task_id, _ in waited]

@@ -1,9 +1,12 @@
 """Waiting: every waiter wakes, none is lost, whoever made the change."""
 
 import asyncio
+import gc
 from datetime import timedelta
 
+import psycopg
 import pytest
+from sqlalchemy import text
 
 from taskstore import (
     DatabaseUnavailableError,
@@ -12,11 +15,13 @@ from taskstore import (
     TaskNotFoundError,
     TaskStatus,
     TaskStore,
+    database,
 )
+from taskstore.binding import notice
 
 from .conftest import ALICE
 
-LONG = timedelta(seconds=30)
+LONG = timedelta(seconds=60)  # longer than any test: a wait that ends by it fails
 
 
 async def waiting(store: TaskStore, task_id: str, count: int) -> None:
@@ -142,6 +147,87 @@ async def test_a_store_that_closes_lets_its_waiters_go(database_url, clock, stor
         await asyncio.wait_for(waiter, 10)
     with pytest.raises(DatabaseUnavailableError, match="closed"):
         await leaving.wait_for_task(task.task_id, auth=ALICE)
+
+
+@pytest.fixture
+def no_poll(monkeypatch, database_url):
+    """Let waiters be woken by LISTEN alone once it has proven itself; only PostgreSQL has it."""
+    monkeypatch.setattr(database, "TRUSTED_POLL_SECONDS", 3600.0)
+    return database_url.startswith("postgresql")
+
+
+async def heard(store: TaskStore, task_id: str) -> None:
+    """Return once the store's listener is there, has proven itself, and polls no more."""
+    await waiting(store, task_id, 1)
+    async with asyncio.timeout(20):
+        while not any(feed._trusted for feed in gc.get_objects() if isinstance(feed, database._Listen)):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+async def test_a_notification_wakes_without_a_poll(store, peer, no_poll):
+    """LISTEN is the fast path: a change must not wait for the next poll."""
+    task = await store.create_task(auth=ALICE)
+    waiter = asyncio.create_task(peer.wait_for_task(task.task_id, auth=ALICE, timeout=LONG))
+    if no_poll:
+        await heard(peer, task.task_id)
+
+    await store.handle(task).complete({"ok": True})
+
+    assert (await asyncio.wait_for(waiter, 10)).status is TaskStatus.COMPLETED
+
+
+async def test_a_listener_that_is_cut_costs_no_wake_up(store, peer, no_poll):
+    """A dropped LISTEN connection lost every notification until a restart."""
+    for _ in range(2):
+        task = await store.create_task(auth=ALICE)
+        waiter = asyncio.create_task(peer.wait_for_task(task.task_id, auth=ALICE, timeout=LONG))
+        if no_poll:
+            await heard(peer, task.task_id)
+            cut = text(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+                " WHERE datname = current_database() AND query LIKE '%LISTEN%' AND pid <> pg_backend_pid()"
+            )
+            assert store._parts.database.read_here(lambda transaction, cut=cut: transaction.rows(cut, {}))
+
+        await store.handle(task).complete({"ok": True})
+
+        assert (await asyncio.wait_for(waiter, 10)).status is TaskStatus.COMPLETED
+
+
+async def test_where_listen_brings_nothing_the_poll_takes_over_and_says_so(store, open_store, monkeypatch, caplog):
+    """Behind a transaction pooler LISTEN succeeds, and no notification ever comes."""
+    monkeypatch.setattr(database, "_LISTEN_PROOF_SECONDS", 0.0)
+    monkeypatch.setattr(database.Database, "_announce", lambda self, notice: None)
+    monkeypatch.setattr(database, "_NOTIFY", "SELECT %s, %s")
+    peer = await open_store()
+    task = await store.create_task(auth=ALICE)
+    waiter = asyncio.create_task(peer.wait_for_task(task.task_id, auth=ALICE, timeout=LONG))
+    await waiting(peer, task.task_id, 1)
+
+    await store.handle(task).complete({"ok": True})
+
+    assert (await asyncio.wait_for(waiter, 10)).status is TaskStatus.COMPLETED
+    is_postgres = store._parts.database.name == "postgresql"
+    assert caplog.text.count("LISTEN brings no notifications") == is_postgres
+
+
+async def test_notifications_tell_no_ids(store, database_url):
+    """Any role of the database can listen."""
+    if store._parts.database.name != "postgresql":
+        assert not store._parts.database._dialect.combines  # nothing is sent at all
+        return
+    with psycopg.connect(database_url.replace("+psycopg", ""), autocommit=True) as listener:
+        listener.execute("LISTEN taskstore_changes")
+        task = await store.create_task(auth=ALICE)
+        handle = store.handle(task)
+        await handle.progress(1)
+        await handle.complete({})
+
+        notices = [notify.payload for notify in listener.notifies(timeout=10, stop_after=3)]
+
+    assert len(notices) == 3
+    assert set(notices) == {notice(task.task_id)}
+    assert not any(task.task_id[4:] in each or each in task.task_id for each in notices)
 
 
 async def test_a_question_wakes_a_client_that_waits(store, peer):

@@ -1,5 +1,6 @@
 """SIGKILL at named points: nothing acknowledged is lost, and what was interrupted gets an honest verdict."""
 
+import os
 import signal
 
 import pytest
@@ -120,6 +121,19 @@ async def test_four_processes_write_at_once_without_a_locked_database_or_a_lost_
         health = await store.operator.health()
     assert ended == [(0, [{"finished": 120}])] * 4
     assert (health.live, health.finished) == (0, 480)
+
+
+async def test_a_process_that_nobody_has_reaped_is_dead_all_the_same(start, database_url):
+    """In a container whose first process reaps nobody, its tasks would stay 'working' for ever."""
+    worker = start("finish_and_hang")
+    told = worker.hear()
+    worker.process.send_signal(signal.SIGKILL)
+    os.waitid(os.P_PID, worker.process.pid, os.WEXITED | os.WNOWAIT)  # it is dead, and still in the process table
+
+    async with TaskStore.open(database_url) as store:
+        verdicts = [await store.get_task(task_id, auth=ALICE) for task_id in told["working"]]
+
+    assert {task.status for task in verdicts} == {TaskStatus.FAILED}
 
 
 async def test_a_task_of_a_dead_process_is_still_only_its_owners(start, database_url):
