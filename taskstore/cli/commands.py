@@ -91,13 +91,13 @@ def run() -> None:
         sys.exit(code)
 
 
-def _command(name: str, *examples: str) -> Callable[[CommandT], CommandT]:
+def command(name: str, *examples: str, of: typer.Typer = app) -> Callable[[CommandT], CommandT]:
     """Register a command; its help is its docstring, followed by examples."""
 
-    def register(command: CommandT) -> CommandT:
-        paragraphs = (inspect.getdoc(command) or "").split("\n\n")
+    def register(function: CommandT) -> CommandT:
+        paragraphs = (inspect.getdoc(function) or "").split("\n\n")
         text = "\n\n".join(paragraph.replace("\n", " ") for paragraph in paragraphs)
-        return app.command(name, help="\n".join((text, "", "[bold]Examples[/bold]", *examples)))(command)
+        return of.command(name, help="\n".join((text, "", "[bold]Examples[/bold]", *examples)))(function)
 
     return register
 
@@ -117,7 +117,7 @@ def _taskstore(
     """Look after the durable tasks of MCP servers, beside the servers that run them."""
 
 
-@_command(
+@command(
     "migrate",
     "taskstore migrate sqlite:///tasks.db",
     "taskstore migrate postgresql+psycopg://user@host/name --schema mcp",
@@ -155,7 +155,7 @@ def migrate_command(
         typer.echo(f"{target.label} is now at revision {after}; it {_was_at(before)}.")
 
 
-@_command("check", "taskstore check sqlite:///tasks.db", "taskstore check URL --json | jq .orphans")
+@command("check", "taskstore check sqlite:///tasks.db", "taskstore check URL --json | jq .orphans")
 def check_command(url: Url, as_json: AsJson = False, prefix: Prefix = DEFAULT_PREFIX, schema: Schema = None) -> None:
     """Tell whether this version can run the database's schema, and count what is in it; exits 1 if it cannot."""
     target = Target(url, prefix, schema)
@@ -181,7 +181,7 @@ def check_command(url: Url, as_json: AsJson = False, prefix: Prefix = DEFAULT_PR
         out.print(f"The processes of {health.orphans:,} live tasks are dead. Fail them now: taskstore recover {url}")
 
 
-@_command("recover", "taskstore recover sqlite:///tasks.db", "taskstore recover URL --json")
+@command("recover", "taskstore recover sqlite:///tasks.db", "taskstore recover URL --json")
 def recover_command(url: Url, as_json: AsJson = False, prefix: Prefix = DEFAULT_PREFIX, schema: Schema = None) -> None:
     """Fail the live tasks of dead processes with CRASH_RECOVERY, as every server does when it starts.
 
@@ -193,7 +193,7 @@ def recover_command(url: Url, as_json: AsJson = False, prefix: Prefix = DEFAULT_
     with target.current() as database, output.progress_bar("Recovering", err) as bar:
         orphans, unjudged = _look_for_orphans(database)
         task = bar.add_task("", total=orphans)
-        report = _recovery(database, target).recover("", progress=lambda done: bar.update(task, completed=done))
+        report = recovery_of(database, target).recover("", progress=lambda done: bar.update(task, completed=done))
     if as_json:
         output.print_json(
             {
@@ -213,21 +213,21 @@ def recover_command(url: Url, as_json: AsJson = False, prefix: Prefix = DEFAULT_
         err.print(f"{processes} on other machines cannot be judged from here; running servers watch them.")
 
 
-@_command("sweep", "taskstore sweep sqlite:///tasks.db", "taskstore sweep URL --json")
+@command("sweep", "taskstore sweep sqlite:///tasks.db", "taskstore sweep URL --json")
 def sweep_command(url: Url, as_json: AsJson = False, prefix: Prefix = DEFAULT_PREFIX, schema: Schema = None) -> None:
     """Delete expired tasks, to free their space; nobody can find them any more, swept or not."""
     err = output.console(stderr=True)
     target = Target(url, prefix, schema)
     with target.current() as database, output.progress_bar("Sweeping", err) as bar:
-        task = bar.add_task("", total=_count_expired(database))
-        report = _recovery(database, target).sweep(progress=lambda done: bar.update(task, completed=done))
+        task = bar.add_task("", total=count_tasks(database, expired=True))
+        report = recovery_of(database, target).sweep(progress=lambda done: bar.update(task, completed=done))
     if as_json:
         output.print_json({"deleted": report.deleted})
     else:
         typer.echo(f"{output.count(report.deleted, 'expired task', 'expired tasks')} deleted.")
 
 
-@_command(
+@command(
     "ls",
     "taskstore ls sqlite:///tasks.db",
     "taskstore ls sqlite:///tasks.db --status failed --tool generate_report",
@@ -282,7 +282,7 @@ def ls_command(
         output.console(stderr=True).print(f"There are more than {limit:,}: --limit, --all, or a filter.")
 
 
-@_command(
+@command(
     "show",
     "taskstore show sqlite:///tasks.db tsk_06dg8l5mko4qhu",
     "taskstore show sqlite:///tasks.db tsk_06dg8l5mko4qhu --json | jq .outcome",
@@ -316,7 +316,7 @@ def show_command(
         out.print("", *output.question_lines(key, request), sep="\n", soft_wrap=True)
 
 
-@_command("demo", "taskstore demo", "taskstore demo --url postgresql+psycopg://user@host/name --json")
+@command("demo", "taskstore demo", "taskstore demo --url postgresql+psycopg://user@host/name --json")
 def demo_command(
     url: Annotated[
         str | None,
@@ -360,7 +360,8 @@ def _was_at(revision: str | None) -> str:
     return "had no tables" if revision is None else f"was at {revision}, this version knows {', '.join(REVISIONS)}"
 
 
-def _recovery(database: Database, target: Target) -> Recovery:
+def recovery_of(database: Database, target: Target) -> Recovery:
+    """Compose the upkeep of a database, as its servers have it."""
     options = target.options()
     return Recovery(
         database,
@@ -383,10 +384,13 @@ def _look_for_orphans(database: Database) -> tuple[int, int]:
     return orphans, sum(verdict is Verdict.UNKNOWN for verdict in verdicts.values())
 
 
-def _count_expired(database: Database) -> int:
+def count_tasks(database: Database, *, expired: bool = False) -> int:
+    """Count the tasks that are kept, or only the expired ones."""
+
     def look(transaction: Transaction) -> int:
         row = transaction.row(statements.COUNTS, {"now": SYSTEM.now()})
-        return 0 if row is None else int(row["expired"])
+        assert row is not None, "an aggregate without GROUP BY has one row"
+        return int(row["expired"] if expired else sum(row.values()))
 
     return database.read(look).result()
 
