@@ -1,0 +1,8 @@
+"""Measurements of taskstore beside other stores, in one run on one machine: ``python -m benchmarks --help``.
+
+Method. Every backend runs in a process of its own, with the same loop and the same five steps around it (see
+``work``), and on a database of its own that is new for each run, on the same disk. The runs are interleaved: in each
+round every backend runs once, and the next round begins with another one, so that what slows the machine down for a
+while slows all of them. A ratio compares two runs of the same round. The table gives the median over the rounds and
+its range.
+"""

@@ -1,0 +1,129 @@
+"""The command ``python -m benchmarks``."""
+
+import argparse
+import json
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+
+import benchmarks
+from benchmarks.backends import BACKENDS
+from benchmarks.machine import describe
+from benchmarks.report import document, notes, summarize, table
+from benchmarks.session import Plan, measure
+from benchmarks.work import SCENARIOS
+from taskstore.dialects import file_system_of
+
+Say = Callable[[str], None]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure, print the table, and return the exit status: 1 if a backend could not run to the end."""
+    asked = _parser().parse_args(arguments)
+    if asked.baseline and asked.baseline not in asked.backend:
+        asked.backend.append(asked.baseline)
+    # The PostgreSQL server puts its data there too: both databases on the same disk.
+    tempfile.tempdir = asked.folder = str(Path(asked.folder).resolve())
+    plan = Plan(
+        scenarios=asked.scenario,
+        clients=asked.clients,
+        rounds=asked.repeat,
+        operations=asked.flows,
+        seconds=None if asked.flows else asked.seconds,
+        calm_seconds=asked.calm,
+    )
+    machine = describe(asked.folder, file_system_of(asked.folder))
+    with _progress(plan.runs_of_each * len(asked.backend)) as (say, step):
+        if machine["file_system"] in ("tmpfs", "ramfs"):
+            say(f"{asked.folder} is in memory: nothing survives a power loss there; give --folder on a disk.")
+        session = measure(
+            plan,
+            [BACKENDS[name] for name in asked.backend],
+            folder=asked.folder,
+            install=not asked.no_install,
+            say=say,
+            step=step,
+        )
+    summaries = summarize(session.runs, asked.baseline)
+    sys.stdout.write(f"{table(summaries, asked.baseline)}\n\n{notes(session, machine)}\n")
+    if asked.json:
+        settings = {**vars(asked), "json": str(asked.json), "at": datetime.now(UTC).isoformat(timespec="seconds")}
+        written = document(session, summaries, machine=machine, settings=settings)
+        asked.json.write_text(json.dumps(written, indent=1) + "\n", encoding="utf-8")
+    return 1 if session.unavailable else 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks",
+        description=benchmarks.__doc__,
+        epilog="backends:\n"
+        + "\n".join(f"  {each.name:14} {each.what}; survives {each.survives}" for each in BACKENDS.values()),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("--scenario", nargs="+", choices=list(SCENARIOS), default=["flow"], help="what to measure (default: flow)")
+    add(
+        "--backend",
+        nargs="+",
+        choices=list(BACKENDS),
+        default=["sqlite", "raw-sqlite"],
+        metavar="NAME",
+        help="default: sqlite raw-sqlite",
+    )
+    add("--clients", nargs="+", type=_count, default=[1], metavar="N", help="concurrent callers (default: 1)")
+    add("--repeat", type=_count, default=5, metavar="N", help="rounds (default: 5)")
+    add("--seconds", type=float, default=2.0, help="length of a run (default: 2)")
+    add("--flows", type=_count, metavar="N", help="operations of a run, in place of --seconds")
+    add("--baseline", choices=list(BACKENDS), metavar="NAME", help="compare with this backend, which runs too")
+    add("--json", type=Path, metavar="FILE", help="write everything that was measured")
+    add("--folder", default=tempfile.gettempdir(), help="where the databases are made (default: %(default)s)")
+    add(
+        "--calm",
+        type=float,
+        default=15.0,
+        metavar="SECONDS",
+        help="how long to wait before a run for others to leave the machine alone (default: 15)",
+    )
+    add("--no-install", action="store_true", help="never install a peer")
+    return parser
+
+
+def _count(text: str) -> int:
+    count = int(text)
+    if count < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, not {count}")
+    return count
+
+
+@contextmanager
+def _progress(runs: int) -> Iterator[tuple[Say, Say]]:
+    """Show how far the session is, on stderr: a bar where rich is installed, else a line for each run."""
+    try:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    except ImportError:
+        yield _say, _say
+        return
+    columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.description}"))
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("starting", total=runs)
+        begun = 0
+
+        def step(name: str) -> None:
+            nonlocal begun
+            bar.update(task, completed=begun, description=name)
+            begun += 1
+
+        yield lambda text: bar.console.print(text, markup=False, highlight=False, soft_wrap=True), step
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(text + "\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,76 @@
+"""What can be measured, in words and as an order to a worker."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Backend:
+    """One store in one setting.
+
+    Attributes:
+        driver: Module under ``benchmarks.drivers``; its docstring says what exactly a flow is there.
+        durability: ``full`` or ``normal``, as the driver takes it.
+        survives: What the durability means, for the table.
+        needs_postgres: Whether its place is a PostgreSQL database; else it is the path of an SQLite file.
+        packages: Distributions whose versions the report names.
+        requirements: Of a peer that gets an environment of its own, pinned; empty for what runs in ours.
+    """
+
+    name: str
+    driver: str
+    what: str
+    durability: str
+    survives: str
+    packages: tuple[str, ...] = ()
+    needs_postgres: bool = False
+    requirements: tuple[str, ...] = ()
+
+
+_OURS = ("taskstore", "SQLAlchemy", "pydantic")
+
+BACKENDS = {
+    backend.name: backend
+    for backend in (
+        Backend(
+            name="sqlite",
+            driver="ours",
+            what="taskstore on SQLite",
+            packages=_OURS,
+            durability="full",
+            survives="power loss (WAL, synchronous FULL)",
+        ),
+        Backend(
+            name="sqlite-normal",
+            driver="ours",
+            what="taskstore on SQLite",
+            packages=_OURS,
+            durability="normal",
+            survives="death of the process (WAL, synchronous NORMAL)",
+        ),
+        Backend(
+            name="postgres",
+            driver="ours",
+            what="taskstore on PostgreSQL",
+            durability="full",
+            survives="power loss (fsync, synchronous_commit on)",
+            packages=(*_OURS, "psycopg"),
+            needs_postgres=True,
+        ),
+        Backend(
+            name="a2a-sqlite",
+            driver="a2a",
+            what="DatabaseTaskStore of a2a-sdk on SQLite",
+            durability="full",
+            survives="power loss (WAL, synchronous FULL)",
+            packages=("a2a-sdk", "SQLAlchemy", "aiosqlite", "protobuf"),
+            requirements=("a2a-sdk[sqlite]==1.3.0", "aiosqlite==0.22.1"),
+        ),
+        Backend(
+            name="raw-sqlite",
+            driver="raw_sqlite",
+            what="sqlite3 without a store, one writer",
+            durability="full",
+            survives="power loss (WAL, synchronous FULL)",
+        ),
+    )
+}

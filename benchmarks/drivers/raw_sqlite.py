@@ -1,0 +1,91 @@
+"""sqlite3 of the standard library, as a yardstick: what the disk and SQLite allow to one writer in Python.
+
+One connection, WAL, synchronous FULL, a table of twelve columns with time-ordered ids and three indexes; every write
+is a transaction of its own. A flow is INSERT, SELECT, UPDATE, UPDATE, SELECT by primary key. Nothing else is done: no
+checks, no history, no owner, no thread. It blocks the event loop, which a server could not afford, so more clients
+make it no faster.
+"""
+
+import json
+import sqlite3
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, closing, contextmanager
+from secrets import token_hex
+from time import time_ns
+
+from benchmarks.work import PROGRESS_TEXT, REQUEST_TEXT, RESULT_TEXT, Driver
+
+_SCHEMA = """
+CREATE TABLE tasks (
+    task_id TEXT PRIMARY KEY, owner TEXT NOT NULL, name TEXT, status TEXT NOT NULL, status_message TEXT,
+    progress REAL, created_at INTEGER NOT NULL, last_updated_at INTEGER NOT NULL, finished_at INTEGER,
+    expires_at INTEGER, request BLOB, result BLOB
+);
+CREATE INDEX by_owner ON tasks (owner, created_at, task_id);
+CREATE INDEX by_expiry ON tasks (expires_at) WHERE finished_at IS NOT NULL;
+CREATE INDEX live ON tasks (owner) WHERE finished_at IS NULL;
+"""
+_INSERT = (
+    "INSERT INTO tasks (task_id, owner, name, status, created_at, last_updated_at, expires_at, request)"
+    " VALUES (?, ?, 'report', 'working', ?, ?, ?, ?)"
+)
+_SELECT = (
+    "SELECT task_id, owner, name, status, status_message, progress, created_at, last_updated_at, finished_at,"
+    " expires_at FROM tasks WHERE task_id = ?"
+)
+_PROGRESS = "UPDATE tasks SET progress = ?, status_message = ?, last_updated_at = ? WHERE task_id = ?"
+_COMPLETE = "UPDATE tasks SET status = 'completed', result = ?, finished_at = ?, last_updated_at = ? WHERE task_id = ?"
+_OUTCOME = "SELECT status, result FROM tasks WHERE task_id = ?"
+_HOUR_MS = 3_600_000
+
+
+class _RawDriver(Driver[str]):
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection = connection
+
+    async def create(self, client: int) -> str:
+        now = _now_ms()
+        task_id = f"{now:012x}{token_hex(16)}"
+        request = json.dumps({"topic": REQUEST_TEXT}).encode()
+        with self._transaction():
+            self._connection.execute(_INSERT, (task_id, f"client-{client}", now, now, now + _HOUR_MS, request))
+        return task_id
+
+    async def get(self, held: str) -> None:
+        if self._connection.execute(_SELECT, (held,)).fetchone() is None:
+            raise LookupError(held)
+
+    async def progress(self, held: str) -> None:
+        with self._transaction():
+            self._connection.execute(_PROGRESS, (0.3, PROGRESS_TEXT, _now_ms(), held))
+
+    async def complete(self, held: str) -> None:
+        now = _now_ms()
+        with self._transaction():
+            self._connection.execute(_COMPLETE, (json.dumps({"text": RESULT_TEXT}).encode(), now, now, held))
+
+    async def outcome(self, held: str) -> str:
+        status, result = self._connection.execute(_OUTCOME, (held,)).fetchone()
+        if status != "completed":
+            raise LookupError(f"The task is {status}.")
+        return str(json.loads(result)["text"])
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        self._connection.execute("BEGIN IMMEDIATE")
+        yield
+        self._connection.execute("COMMIT")
+
+
+@asynccontextmanager
+async def open_driver(place: str, durability: str) -> AsyncIterator[Driver[str]]:
+    """Create a database file; ``durability`` is the synchronous mode, ``full`` or ``normal``."""
+    with closing(sqlite3.connect(place, isolation_level=None)) as connection:
+        connection.execute("PRAGMA journal_mode=WAL")
+        connection.execute(f"PRAGMA synchronous={durability}")
+        connection.executescript(_SCHEMA)
+        yield _RawDriver(connection)
+
+
+def _now_ms() -> int:
+    return time_ns() // 1_000_000

@@ -1,0 +1,151 @@
+"""What a session showed: medians over the rounds, as a table and as JSON."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from statistics import median
+
+from benchmarks.backends import BACKENDS
+from benchmarks.machine import Machine
+from benchmarks.session import Run, Session
+
+Json = dict[str, object]
+
+_QUIET = 0.2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """One backend in one scenario with so many clients: medians over the rounds.
+
+    Attributes:
+        per_second: Median, slowest and fastest round, operations of all clients together.
+        ratio: ``per_second`` over the baseline's of the same round: median, lowest, highest. None without a baseline,
+            and for the baseline itself.
+        cpu_us: CPU time of the backend's own process for an operation.
+        other_cpu: Share of the machine that others used, in the worst round.
+    """
+
+    scenario: str
+    clients: int
+    backend: str
+    rounds: int
+    per_second: tuple[float, float, float]
+    p50_us: float
+    p99_us: float
+    cpu_us: float
+    other_cpu: float | None
+    ratio: tuple[float, float, float] | None
+    steps_p50_us: dict[str, float]
+
+
+def summarize(runs: Sequence[Run], baseline: str | None) -> list[Summary]:
+    """Take together the rounds of each scenario, number of clients and backend, in order of appearance in BACKENDS."""
+    keys = {(run.scenario, run.clients, run.backend): None for run in runs}
+    order = list(BACKENDS)
+    summaries = []
+    for scenario, clients, backend in sorted(keys, key=lambda key: (key[0], key[1], order.index(key[2]))):
+        own = [run for run in runs if (run.scenario, run.clients, run.backend) == (scenario, clients, backend)]
+        others = {
+            run.round: run for run in runs if (run.scenario, run.clients, run.backend) == (scenario, clients, baseline)
+        }
+        ratios = [_per_second(run) / _per_second(others[run.round]) for run in own if run.round in others]
+        loads = [run.measured["other_cpu"] for run in own if run.measured["other_cpu"] is not None]
+        summaries.append(
+            Summary(
+                scenario=scenario,
+                clients=clients,
+                backend=backend,
+                rounds=len(own),
+                per_second=_middle_and_ends([_per_second(run) for run in own]),
+                p50_us=median(run.measured["p50_us"] for run in own),
+                p99_us=median(run.measured["p99_us"] for run in own),
+                cpu_us=median(run.measured["cpu_us"] for run in own),
+                other_cpu=max(loads, default=None),
+                ratio=_middle_and_ends(ratios) if ratios and backend != baseline else None,
+                steps_p50_us={
+                    step: median(run.measured["steps"][step] for run in own) for step in own[0].measured["steps"]
+                },
+            )
+        )
+    return summaries
+
+
+def table(summaries: Sequence[Summary], baseline: str | None) -> str:
+    """Write the summaries as a Markdown table that can be read as it is."""
+    head = ["scenario", "clients", "backend", "per second", "min-max", "p50", "p99", "CPU each"]
+    rows = [[*head, f"ratio to {baseline}"] if baseline else head]
+    for each in summaries:
+        middle, low, high = each.per_second
+        row = [
+            each.scenario,
+            str(each.clients),
+            each.backend,
+            f"{middle:,.0f}",
+            f"{low:,.0f}-{high:,.0f}",
+            _span(each.p50_us),
+            _span(each.p99_us),
+            _span(each.cpu_us),
+        ]
+        if baseline:
+            row.append("" if each.ratio is None else "{:.2f} [{:.2f}-{:.2f}]".format(*each.ratio))
+        rows.append(row)
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    aligned = [
+        [
+            text.ljust(width) if column in (0, 2) else text.rjust(width)
+            for column, (text, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        for row in rows
+    ]
+    rule = ["-" * width if column in (0, 2) else "-" * (width - 1) + ":" for column, width in enumerate(widths)]
+    return "\n".join(f"| {' | '.join(row)} |" for row in (aligned[0], rule, *aligned[1:]))
+
+
+def notes(session: Session, machine: Machine) -> str:
+    """Write what the figures stand for: durability, versions, hardware, and what could not run."""
+    lines = []
+    for name, versions in session.versions.items():
+        backend = BACKENDS[name]
+        named = ", ".join(f"{package} {number}" for package, number in versions.items())
+        lines.append(f"{name}: {backend.what}; what was acknowledged survives {backend.survives}. {named}.")
+    lines.append(
+        "Machine: {processor}, {cores} cores, {memory_gib} GiB, {system}; {folder} on {file_system}, "
+        "4 KiB written and flushed in {flush_us:.0f} µs.".format(**machine)
+    )
+    # A PostgreSQL server counts as another program, so its runs say nothing about strangers.
+    loads = [run.measured["other_cpu"] or 0.0 for run in session.runs if not BACKENDS[run.backend].needs_postgres]
+    if max(loads, default=0.0) > _QUIET:
+        lines.append(
+            f"Other programs used up to {max(loads):.0%} of the machine during a run: "
+            "trust the ratios more than the figures, and repeat on a quiet machine."
+        )
+    lines += [f"{name} did not run to the end: {reason}" for name, reason in session.unavailable.items()]
+    return "\n".join(lines)
+
+
+def document(session: Session, summaries: Sequence[Summary], *, machine: Machine, settings: Json) -> Json:
+    """Put everything that was measured into one JSON object."""
+    return {
+        "format": 1,
+        "machine": machine,
+        "settings": settings,
+        "backends": {
+            name: {"what": BACKENDS[name].what, "survives": BACKENDS[name].survives, "versions": dict(versions)}
+            for name, versions in session.versions.items()
+        },
+        "unavailable": session.unavailable,
+        "summaries": [asdict(summary) for summary in summaries],
+        "runs": [asdict(run) for run in session.runs],
+    }
+
+
+def _per_second(run: Run) -> float:
+    return run.measured["operations"] / run.measured["seconds"]
+
+
+def _middle_and_ends(values: Sequence[float]) -> tuple[float, float, float]:
+    return median(values), min(values), max(values)
+
+
+def _span(us: float) -> str:
+    return f"{us:,.0f} µs" if us < 10_000 else f"{us / 1000:,.1f} ms"

@@ -1,0 +1,245 @@
+"""One session of measurements: workers that run in turn, round after round, each on a database that is new."""
+
+import json
+import subprocess
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Self, cast
+
+from benchmarks.backends import Backend
+from benchmarks.environments import ROOT, PeerUnavailableError, python_of
+from benchmarks.machine import wait_until_calm
+from benchmarks.worker import Measured, Order
+from taskstore.migrate import upgrade
+from taskstore.testing import PostgresServer, PostgresUnavailableError
+
+_PATIENCE_SECONDS = 300.0
+
+
+class RunFailedError(Exception):
+    """A worker could not start, could not do what it was told, or ended; the message has the end of its log."""
+
+
+class Worker:
+    """The process of one backend."""
+
+    def __init__(self, backend: Backend, process: "subprocess.Popen[str]", log: IO[str]) -> None:
+        self.backend, self._process, self._log = backend, process, log
+        self.versions = {name: str(text) for name, text in self._answer().items()}
+
+    @classmethod
+    @contextmanager
+    def start(cls, backend: Backend, python: str, root: Path = ROOT) -> Iterator["Worker"]:
+        """Start a worker, and end it with the block.
+
+        Args:
+            python: Interpreter that has what the driver needs.
+            root: Folder that holds the packages ``benchmarks`` and ``taskstore``.
+
+        Raises:
+            RunFailedError: It did not start.
+        """
+        command = [python, "-m", "benchmarks.worker", backend.driver, backend.durability, *backend.packages]
+        with tempfile.TemporaryFile(mode="w+", errors="replace") as log:
+            process = subprocess.Popen(
+                command, cwd=root, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True
+            )
+            try:
+                yield cls(backend, process, log)
+            except BaseException:
+                process.kill()
+                raise
+            finally:
+                process.communicate()
+
+    def run(self, order: Order) -> Measured:
+        """Have one scenario run.
+
+        Raises:
+            RunFailedError: It failed.
+        """
+        assert self._process.stdin is not None, "it is a pipe"
+        try:
+            self._process.stdin.write(json.dumps(order) + "\n")
+            self._process.stdin.flush()
+        except BrokenPipeError as error:
+            raise self._failed("it ended") from error
+        answer = self._answer()
+        if "error" in answer:
+            raise self._failed(str(answer["error"]))
+        return cast(Measured, answer)
+
+    def _answer(self) -> dict[str, object]:
+        assert self._process.stdout is not None, "it is a pipe"
+        patience = threading.Timer(_PATIENCE_SECONDS, self._process.kill)
+        patience.start()
+        line = self._process.stdout.readline()
+        patience.cancel()
+        if not line:
+            raise self._failed(f"it ended, or did not answer for {_PATIENCE_SECONDS:.0f} s")
+        answer: dict[str, object] = json.loads(line)
+        return answer
+
+    def _failed(self, reason: str) -> RunFailedError:
+        self._log.seek(0)
+        last = self._log.read().strip().splitlines()[-10:]
+        return RunFailedError("\n".join([f"{self.backend.name}: {reason}", *last]))
+
+
+class Places:
+    """Where databases are made: a folder for SQLite files, and a PostgreSQL server that is started if needed."""
+
+    def __init__(self, folder: str) -> None:
+        self._folder = folder
+        self._stack = ExitStack()
+        self._server: PostgresServer | None = None
+        self._template = ""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.close()
+
+    def start_postgres(self) -> str:
+        """Start the server unless it runs, and return its version.
+
+        Raises:
+            PostgresUnavailableError: There is none on this machine.
+        """
+        if self._server is None:
+            self._server = self._stack.enter_context(PostgresServer())
+            self._template = self._server.create_database()
+            upgrade(self._template)
+        return str(self._server.version)
+
+    @contextmanager
+    def new(self, backend: Backend) -> Iterator[str]:
+        """Make a database for one run: an SQLite file still to be made, or a migrated PostgreSQL database."""
+        if not backend.needs_postgres:
+            with tempfile.TemporaryDirectory(prefix="taskstore-benchmark-", dir=self._folder) as folder:
+                yield str(Path(folder) / "tasks.db")
+            return
+        assert self._server is not None, "start_postgres() comes first"
+        url = self._server.create_database(template=self._template)
+        try:
+            yield url
+        finally:
+            self._server.drop_database(url)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What to measure.
+
+    Attributes:
+        rounds: How often everything is run, interleaved.
+        operations: Of a run, by all clients together; None runs for ``seconds``.
+        calm_seconds: How long a run waits for others to leave the machine alone.
+    """
+
+    scenarios: Sequence[str]
+    clients: Sequence[int]
+    rounds: int
+    operations: int | None
+    seconds: float | None
+    calm_seconds: float
+
+    @property
+    def runs_of_each(self) -> int:
+        """Count the runs of one backend."""
+        return len(self.scenarios) * len(self.clients) * self.rounds
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One run and what it showed; rounds count from 1."""
+
+    round: int
+    scenario: str
+    clients: int
+    backend: str
+    measured: Measured
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """What came of a plan; of a backend in ``unavailable``, with the reason, there may be no run or only some."""
+
+    runs: list[Run]
+    versions: dict[str, dict[str, str]]
+    unavailable: dict[str, str]
+
+
+def measure(
+    plan: Plan,
+    backends: Sequence[Backend],
+    *,
+    folder: str,
+    install: bool,
+    say: Callable[[str], None],
+    step: Callable[[str], None],
+) -> Session:
+    """Run a plan.
+
+    Args:
+        folder: Where SQLite files are made.
+        install: Whether a peer that is missing may be installed.
+        say: Told what takes long, and what failed.
+        step: Called before each run with its name.
+    """
+    session = Session([], {}, {})
+    with Places(folder) as places, ExitStack() as stack:
+        workers = []
+        for backend in backends:
+            try:
+                server = {"PostgreSQL": places.start_postgres()} if backend.needs_postgres else {}
+                python = python_of(backend.driver, backend.requirements, install=install, say=say)
+                workers.append(stack.enter_context(Worker.start(backend, python)))
+            except (PeerUnavailableError, PostgresUnavailableError, RunFailedError) as error:
+                session.unavailable[backend.name] = str(error)
+                say(f"{backend.name} cannot run: {error}")
+            else:
+                session.versions[backend.name] = workers[-1].versions | server
+        for number, scenario, clients, worker in _turns(plan, workers):
+            name = worker.backend.name
+            if name in session.unavailable:
+                continue
+            step(f"round {number}, {scenario}, {name}, {clients} clients")
+            wait_until_calm(plan.calm_seconds)
+            try:
+                with places.new(worker.backend) as place:
+                    measured = worker.run(
+                        Order(
+                            place=place,
+                            scenario=scenario,
+                            clients=clients,
+                            operations=plan.operations,
+                            seconds=plan.seconds,
+                        )
+                    )
+            except RunFailedError as error:
+                session.unavailable[name] = str(error)
+                say(f"A run failed, and the backend is left out from now on. {error}")
+            else:
+                session.runs.append(Run(number, scenario, clients, name, measured))
+    return session
+
+
+def _turns(plan: Plan, workers: list[Worker]) -> Iterator[tuple[int, str, int, Worker]]:
+    """Order the runs: round, scenario, clients, and whose turn it is."""
+    for number in range(1, plan.rounds + 1):
+        # Another one begins in each round: what a run leaves to its successor, such as a warm or a throttled
+        # processor, must not always fall to the same backend.
+        first = number % len(workers) if workers else 0
+        for scenario in plan.scenarios:
+            for clients in plan.clients:
+                for worker in workers[first:] + workers[:first]:
+                    yield number, scenario, clients, worker

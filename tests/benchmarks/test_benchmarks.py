@@ -1,0 +1,164 @@
+"""The benchmarks measure what they say: runs have the promised shape, and a flow really is a task's whole life.
+
+Nothing here asserts a time. The peer needs an installation, so it is not run here.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks import environments
+from benchmarks.__main__ import main
+from benchmarks.drivers import ours, raw_sqlite
+from benchmarks.report import summarize, table
+from benchmarks.session import Run
+from benchmarks.work import PROGRESS_TEXT, REQUEST_TEXT, RESULT_TEXT, SCENARIOS
+from benchmarks.worker import Measured
+from taskstore import EventKind, TaskStatus, TaskStore
+from taskstore.testing import PostgresServer
+from taskstore.testing.postgres import URL_VARIABLE
+
+ROOT = Path(__file__).resolve().parents[2]
+QUICKLY = ("--flows", "3", "--repeat", "2", "--calm", "0", "--no-install")
+
+
+def measured(*, operations: int, seconds: float) -> Measured:
+    """What a run of so many operations in so many seconds reports."""
+    return Measured(
+        operations=operations,
+        seconds=seconds,
+        p50_us=1.0,
+        p99_us=2.0,
+        cpu_us=1.0,
+        other_cpu=None,
+        steps={"create": 1.0},
+    )
+
+
+def run_command(folder: Path, *arguments: str) -> dict[str, Any]:
+    """Run the command as a user does, and return its JSON."""
+    written = folder / "figures.json"
+
+    command = [sys.executable, "-m", "benchmarks", "--json", str(written), "--folder", str(folder)]
+    ran = subprocess.run([*command, *QUICKLY, *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
+
+    assert ran.returncode == 0, ran.stderr
+    document: dict[str, Any] = json.loads(written.read_text())
+    return document
+
+
+@pytest.mark.parametrize("backend", ["sqlite", "sqlite-normal", "raw-sqlite"])
+def test_every_scenario_runs_and_is_reported(backend: str, tmp_path: Path) -> None:
+    """Whoever reads the JSON counts on its shape."""
+    scenarios = list(SCENARIOS)
+
+    document = run_command(tmp_path, "--backend", backend, "--scenario", *scenarios, "--clients", "1", "2")
+
+    assert document["unavailable"] == {}
+    assert document["backends"][backend]["versions"].keys() >= {"Python", "SQLite"}
+    assert document["machine"]["flush_us"] > 0
+    assert len(document["runs"]) == len(scenarios) * 2 * 2
+    for run in document["runs"]:
+        assert run["backend"] == backend
+        assert run["measured"]["operations"] == 3
+        assert run["measured"]["p99_us"] >= run["measured"]["p50_us"] > 0
+        assert tuple(run["measured"]["steps"]) == SCENARIOS[run["scenario"]][1]
+    assert {(each["scenario"], each["clients"]) for each in document["summaries"]} == {
+        (scenario, clients) for scenario in scenarios for clients in (1, 2)
+    }
+
+
+def test_a_postgresql_run_is_compared_with_its_baseline(
+    postgres_server: PostgresServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A baseline that was not asked for by name runs all the same, and the databases of the server are gone."""
+    monkeypatch.setenv(URL_VARIABLE, postgres_server.url)
+
+    document = run_command(tmp_path, "--backend", "postgres", "--baseline", "sqlite")
+
+    ratios = {each["backend"]: each["ratio"] for each in document["summaries"]}
+    assert ratios.keys() == {"postgres", "sqlite"}
+    assert ratios["sqlite"] is None
+    assert ratios["postgres"] is not None
+    assert os.listdir(tmp_path) == ["figures.json"]
+
+
+async def test_a_flow_of_ours_leaves_a_completed_task_with_its_result(database_url: str) -> None:
+    """A benchmark of half the work would be a lie."""
+    async with ours.open_driver(database_url, "full") as driver:
+        flow = await SCENARIOS["flow"][0](driver)
+
+        instants = await flow(0)
+
+        async with TaskStore.open(database_url) as store:
+            (task,) = (await store.operator.list_tasks()).tasks
+            details = await store.operator.get_details(task.task_id)
+            events = await store.operator.list_events(task.task_id)
+    assert instants == sorted(instants)
+    assert len(instants) == 6
+    assert task.status is TaskStatus.COMPLETED
+    assert (task.progress, task.progress_total, task.status_message) == (3, 10, PROGRESS_TEXT)
+    assert details.outcome is not None
+    assert details.outcome.result == {"text": RESULT_TEXT}
+    assert [event.kind for event in events] == [EventKind.CREATED, EventKind.COMPLETED]
+
+
+async def test_a_flow_of_the_yardstick_leaves_a_completed_row(tmp_path: Path) -> None:
+    """The reference must have stored the same bytes as those it is a reference for."""
+    async with raw_sqlite.open_driver(str(tmp_path / "raw.db"), "full") as driver:
+        held = await driver.create(client=0)
+        with pytest.raises(LookupError, match="working"):
+            await driver.outcome(held)
+
+        await driver.progress(held)
+        await driver.complete(held)
+
+        assert await driver.outcome(held) == RESULT_TEXT
+
+
+def test_payloads_have_the_size_they_are_said_to_have() -> None:
+    """The description says 600 bytes and 1 KiB of JSON."""
+    sizes = [len(json.dumps(each, separators=(",", ":"))) for each in ({"topic": REQUEST_TEXT}, {"text": RESULT_TEXT})]
+
+    assert sizes == [600, 1024]
+
+
+def test_a_ratio_compares_runs_of_the_same_round() -> None:
+    """The machine may have been twice as fast in one round; the ratio must not show that."""
+    runs = [
+        Run(1, "create", 1, "sqlite", measured(operations=400, seconds=1.0)),
+        Run(1, "create", 1, "a2a-sqlite", measured(operations=100, seconds=1.0)),
+        Run(2, "create", 1, "a2a-sqlite", measured(operations=200, seconds=1.0)),
+        Run(2, "create", 1, "sqlite", measured(operations=800, seconds=1.0)),
+    ]
+
+    summaries = summarize(runs, "a2a-sqlite")
+
+    assert [(each.backend, each.per_second, each.ratio) for each in summaries] == [
+        ("sqlite", (600, 400, 800), (4, 4, 4)),
+        ("a2a-sqlite", (150, 100, 200), None),
+    ]
+    assert "4.00 [4.00-4.00] |" in table(summaries, "a2a-sqlite")
+
+
+def test_a_peer_that_is_not_installed_is_reported_with_the_way_to_install_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The others are measured all the same, and the exit status tells a script."""
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setattr(environments, "CACHE", tmp_path / "cache")
+
+    status = main(["--backend", "raw-sqlite", "a2a-sqlite", "--folder", str(tmp_path), *QUICKLY])
+
+    printed = capsys.readouterr().out
+    assert status == 1
+    assert "a2a-sqlite did not run to the end: it is not installed" in printed
+    assert "pip install 'a2a-sdk[sqlite]==" in printed
+    assert "| flow " in printed
+    assert not (tmp_path / "cache").exists()
