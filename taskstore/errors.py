@@ -4,6 +4,7 @@
 
     TaskStoreError
     ├── TaskNotFoundError          unknown, expired, or somebody else's: the three look the same
+    │   └── TaskExpiredError       with tombstones on, for the owner of a bound task: it was there, and expired
     ├── IllegalTransitionError     the status a task has does not allow the one asked for
     │   └── TaskFinishedError      ... because the task is finished; carries the winning Task
     ├── LeaseLostError             this handle may not write the task any more
@@ -32,6 +33,10 @@ class TaskNotFoundError(TaskStoreError):
     def __init__(self, task_id: str) -> None:
         super().__init__(f"Task {shorten(task_id)} not found.")
         self.task_id = task_id
+
+
+class TaskExpiredError(TaskNotFoundError):
+    """The task was this auth context's own, and has expired; only with ``StoreOptions.tombstones``."""
 
 
 class IllegalTransitionError(TaskStoreError):

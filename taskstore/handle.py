@@ -26,7 +26,7 @@ from taskstore.errors import (
     TaskNotFoundError,
     TaskStoreError,
 )
-from taskstore.operations import Fence, Limits, Progress, Reader, Refused, Transaction
+from taskstore.operations import Call, Fence, Progress, Refused, Rules, Transaction
 from taskstore.task import Task, TaskStatus
 from taskstore.waiting import Waiting
 
@@ -35,6 +35,7 @@ T = TypeVar("T")
 logger = logging.getLogger("taskstore")
 
 PROGRESS_INTERVAL = timedelta(milliseconds=250)
+_WATCH_AFTER = timedelta(milliseconds=100)
 _OUTAGE_PAUSE = timedelta(seconds=1)
 
 
@@ -44,11 +45,9 @@ class HandleHost(Protocol):
     binding: Binding
     clock: Clock
     waiting: Waiting
-    min_retention_ms: int
-    limits: Limits
-    cipher: Cipher
+    rules: Rules
 
-    def operator_reader(self) -> Reader:
+    def operator_call(self) -> Call:
         """Return who reads now without an auth context."""
 
     async def write_unit(self, unit: Callable[[Transaction], T | Refused]) -> T:
@@ -91,6 +90,7 @@ class TaskHandle:
         self._unsaved = self._saving = False
         self._saved_at = -math.inf
         self._timer: asyncio.TimerHandle | None = None
+        self._watch: asyncio.TimerHandle | None = None
         self._background: set[asyncio.Task[None]] = set()
         self._finished = self._stop_work = False
 
@@ -162,17 +162,16 @@ class TaskHandle:
         Raises:
             PayloadError: The result cannot be stored; the task is still live.
         """
-        encoded = payload.encode(result, what="$.result", limit=self._host.limits.payload_bytes)
+        encoded = payload.encode(result, what="$.result", limit=self._host.rules.limits.payload_bytes)
         return await self._finish(
             partial(
                 operations.complete,
                 fence=self._fence,
-                said=self._said.sealed(self._host.cipher, self.task_id),
-                result=self._host.cipher.seal(encoded, "tasks", "result", self.task_id),
+                said=self._said.sealed(self._host.rules.cipher, self.task_id),
+                result=self._host.rules.cipher.seal(encoded, "tasks", "result", self.task_id),
                 is_error=is_error,
                 outcome_digest=self._host.binding.outcome_digest("completed", encoded, bytes([is_error])),
-                reader=self._host.operator_reader(),
-                min_retention=self._host.min_retention_ms,
+                call=self._host.operator_call(),
             )
         )
 
@@ -185,16 +184,15 @@ class TaskHandle:
         error: dict[str, JsonValue] = {"code": code, "message": message}
         if data is not None:
             error["data"] = data
-        encoded = payload.encode(error, what="$.error", limit=self._host.limits.payload_bytes)
+        encoded = payload.encode(error, what="$.error", limit=self._host.rules.limits.payload_bytes)
         return await self._finish(
             partial(
                 operations.fail,
                 fence=self._fence,
-                said=self._said.sealed(self._host.cipher, self.task_id, message),
-                error=self._host.cipher.seal(encoded, "tasks", "error", self.task_id),
+                said=self._said.sealed(self._host.rules.cipher, self.task_id, message),
+                error=self._host.rules.cipher.seal(encoded, "tasks", "error", self.task_id),
                 outcome_digest=self._host.binding.outcome_digest("failed", encoded),
-                reader=self._host.operator_reader(),
-                min_retention=self._host.min_retention_ms,
+                call=self._host.operator_call(),
             )
         )
 
@@ -215,28 +213,33 @@ class TaskHandle:
             raise ValueError("ask() needs at least one request.")
         # On the wire a key is never used twice in a task's life, so the tool's own gets a random tail.
         keys = {f"{payload.check_text(name, '$.key')}-{secrets.token_hex(4)}": name for name in requests}
-        cipher, limit = self._host.cipher, self._host.limits.payload_bytes
+        cipher, limit = self._host.rules.cipher, self._host.rules.limits.payload_bytes
         questions = []
         for key, name in keys.items():
             encoded = payload.encode(requests[name], what=f"$.{name}", limit=limit)
             sealed = cipher.seal(encoded, "inputs", "request", self.task_id, key)
             questions.append({"key": key, "name": name, "request": sealed})
-        reader = self._host.operator_reader()
-        await self._write(partial(operations.ask, fence=self._fence, questions=questions, reader=reader))
+        call = self._host.operator_call()
+        await self._write(partial(operations.ask, fence=self._fence, questions=questions, call=call))
         task = await self._until(lambda task: task.status is not TaskStatus.INPUT_REQUIRED)
         if task.is_finished:
             self.stop_work()
             raise TaskFinishedError(task, TaskStatus.WORKING)
-        answers = partial(operations.read_answers, fence=self._fence, keys=frozenset(keys), reader=reader)
+        answers = partial(operations.read_answers, fence=self._fence, keys=frozenset(keys), call=call)
         return await self._host.read_unit(answers)
 
     async def __aenter__(self) -> Self:
-        self._keep(self.wait_cancelled())
+        # Work that is over in a moment needs no eye on other processes, which costs more than such work does.
+        self._watch = asyncio.get_running_loop().call_later(
+            _WATCH_AFTER.total_seconds(), lambda: self._keep(self.wait_cancelled())
+        )
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if self._watch is not None:
+            self._watch.cancel()
         for task in self._background:
             task.cancel()
         if self._finished or self._stop_work:
@@ -277,9 +280,9 @@ class TaskHandle:
 
     async def _save_progress(self) -> None:
         self._saving, self._unsaved = True, False
-        said, reader = self._said.sealed(self._host.cipher, self.task_id), self._host.operator_reader()
+        said, call = self._said.sealed(self._host.rules.cipher, self.task_id), self._host.operator_call()
         try:
-            await self._write(partial(operations.report_progress, fence=self._fence, said=said, reader=reader))
+            await self._write(partial(operations.report_progress, fence=self._fence, said=said, call=call))
         except DatabaseUnavailableError as error:
             # No reason to stop the work: the next report, or the outcome, carries what is lost here.
             logger.warning("Progress of task %s was not stored: %s", shorten(self.task_id), error)
@@ -314,7 +317,7 @@ class TaskHandle:
         with self._host.waiting.waiter(self.task_id) as waiter:
             while True:
                 change = waiter.next_change()
-                task = await self._host.read_unit(partial(unit, reader=self._host.operator_reader()))
+                task = await self._host.read_unit(partial(unit, call=self._host.operator_call()))
                 if due(task) or self._stop_work:
                     return task
                 waiter.version = task.version

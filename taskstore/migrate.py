@@ -36,6 +36,9 @@ def downgrade(url: str, revision: str, *, table_prefix: str = DEFAULT_PREFIX, sc
 
 def upgrade_database(database: Database, revision: str = "head") -> None:
     """Bring an open database to a revision; see ``upgrade``."""
+    if database.revision() not in (None, *REVISIONS):
+        check(database)  # ahead of this code, which has nothing to add, and may be able to run it
+        return
     _run("upgrade", database, revision)
 
 
@@ -45,6 +48,8 @@ def offline_sql(dialect_name: str, *, table_prefix: str = DEFAULT_PREFIX, schema
     Args:
         dialect_name: ``sqlite`` or ``postgresql``.
     """
+    if dialect_name not in ("sqlite", "postgresql"):
+        raise ValueError(f"There are no revisions for {dialect_name!r}; use sqlite or postgresql.")
     from alembic import command
 
     written = io.StringIO()

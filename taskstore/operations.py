@@ -6,7 +6,7 @@ domain error. The caller hears of it only after COMMIT.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime, timedelta
 from typing import Any, Protocol
 
@@ -22,6 +22,7 @@ from taskstore.errors import (
     LeaseLostError,
     LimitExceededError,
     NotFinishedError,
+    TaskExpiredError,
     TaskFinishedError,
     TaskNotFoundError,
     TaskStoreError,
@@ -91,10 +92,10 @@ class Limits:
     reads_per_minute: int | None = None
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
+        for limit in fields(self):
+            value = getattr(self, limit.name)
             if value is not None and value < 1:
-                raise ValueError(f"Limits.{field.name} must be at least 1, or None for no limit, not {value}.")
+                raise ValueError(f"Limits.{limit.name} must be at least 1, or None for no limit, not {value}.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,33 +108,69 @@ class Fence:
 
     @property
     def params(self) -> dict[str, object]:
-        """The parameters of a fenced statement and of its event."""
+        """The parameters of a fenced statement."""
         return {
             "task_id": self.task_id,
             "instance_id": self.instance_id,
             "attempt": self.attempt,
-            "writer": self.instance_id,
         }
 
 
-@dataclass(frozen=True, slots=True)
-class Reader:
-    """Who reads, and when: an auth key, or None for the operator, who sees every task.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """What a store's settings say to every unit of work.
 
     Attributes:
-        now: Present instant, milliseconds UTC.
         lease_ms: What a live task past its ttl is shown to have left.
-        cipher: Opens what is sealed.
+        min_retention_ms: How long an outcome is kept after the finish, however short the task's ttl was.
+        strict: Whether tasks end at their ttl even while a process works on them.
+        tombstones: Whether the owner of an expired task is told that it was one.
+        limits: What one auth context may have and ask.
+        cipher: Seals payloads, and opens them.
+    """
+
+    lease_ms: int = 30_000
+    min_retention_ms: int = 900_000
+    strict: bool = False
+    tombstones: bool = False
+    limits: Limits = Limits()
+    cipher: Cipher = field(default_factory=Cipher)
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """Who calls, when, and under which rules.
+
+    Attributes:
+        auth_key: Whose tasks are meant; None is the operator, who means everybody's.
+        now: Present instant, milliseconds UTC.
+        writer: Instance id that stands in the events; '' is an observer.
+        rules: The store's.
     """
 
     auth_key: str | None
     now: int
-    lease_ms: int
-    cipher: Cipher
+    writer: str = ""
+    rules: Rules = Rules()
 
-    def params(self, task_id: str) -> dict[str, object]:
+    @property
+    def params(self) -> dict[str, object]:
+        """The parameters that statements take of a call."""
+        return {
+            "auth_key": self.auth_key,
+            "now": self.now,
+            "writer": self.writer,
+            "min_retention": self.rules.min_retention_ms,
+            "strict": self.rules.strict,
+        }
+
+    def about(self, task_id: str) -> dict[str, object]:
         """Return the parameters of a statement about one task."""
-        return {"task_id": task_id, "auth_key": self.auth_key, "now": self.now}
+        return {**self.params, "task_id": task_id}
+
+    def held(self, fence: Fence) -> dict[str, object]:
+        """Return the parameters of a statement about a task in its holder's hands."""
+        return {**self.params, **fence.params, "writer": fence.instance_id}
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,14 +194,17 @@ class Progress:
 # --- rows to records
 
 
+_EPOCH = datetime.fromtimestamp(0, UTC)
+
+
 def instant(ms: int) -> datetime:
     """Turn milliseconds UTC into an aware datetime."""
-    return datetime.fromtimestamp(0, UTC) + timedelta(milliseconds=ms)
+    return _EPOCH + timedelta(milliseconds=ms)
 
 
 def milliseconds(at: datetime) -> int:
     """Turn an aware datetime into milliseconds UTC."""
-    return (at - datetime.fromtimestamp(0, UTC)) // timedelta(milliseconds=1)
+    return (at - _EPOCH) // timedelta(milliseconds=1)
 
 
 def _optional_instant(ms: int | None) -> datetime | None:
@@ -175,21 +215,39 @@ def _optional_span(ms: int | None) -> timedelta | None:
     return None if ms is None else timedelta(milliseconds=ms)
 
 
-def task_of(row: Row, reader: Reader, *, existing: bool = False) -> Task:
+def ends_at_ttl(owner_kind: OwnerKind, rules: Rules) -> bool:
+    """Tell whether a live task ends at its ttl: when no process holds it, and under strict rules always."""
+    return rules.strict or owner_kind is not OwnerKind.INSTANCE
+
+
+def is_due(task: Task, call: Call) -> bool:
+    """Tell whether a task must end now, because its ttl has passed and nothing keeps it."""
+    past = task.expires_at is not None and milliseconds(task.expires_at) <= call.now
+    return past and not task.is_finished and ends_at_ttl(task.owner_kind, call.rules)
+
+
+def seconds_to_ttl(task: Task, call: Call) -> float | None:
+    """Count the time until a live task ends at its ttl; None when it does not."""
+    if task.expires_at is None or task.is_finished or not ends_at_ttl(task.owner_kind, call.rules):
+        return None
+    return max(milliseconds(task.expires_at) - call.now, 0) / 1000
+
+
+def task_of(row: Row, call: Call, *, existing: bool = False) -> Task:
     """Build the record of a row.
 
-    A live task does not expire: past its ttl it is shown with what has passed and one lease, and nothing is
-    written for it.
+    A live task that a process holds does not expire: past its ttl it is shown with what has passed and one lease,
+    and nothing is written for it.
     """
-    ttl_ms, created_at = row["ttl_ms"], row["created_at"]
-    if ttl_ms is not None and row["finished_at"] is None:
-        passed = reader.now - created_at
-        ttl_ms = passed + reader.lease_ms if passed >= ttl_ms else ttl_ms
+    ttl_ms, created_at, owner_kind = row["ttl_ms"], row["created_at"], OwnerKind(row["owner_kind"])
+    if ttl_ms is not None and row["finished_at"] is None and not ends_at_ttl(owner_kind, call.rules):
+        passed = call.now - created_at
+        ttl_ms = passed + call.rules.lease_ms if passed >= ttl_ms else ttl_ms
     message = row["status_message"]
     return Task(
         task_id=row["task_id"],
         status=TaskStatus(row["status"]),
-        status_message=None if message is None else str(_opened(reader, message, "status_message", row["task_id"])),
+        status_message=None if message is None else str(_opened(call, message, "status_message", row["task_id"])),
         progress=row["progress"],
         progress_total=row["progress_total"],
         is_error=bool(row["is_error"]),
@@ -205,21 +263,25 @@ def task_of(row: Row, reader: Reader, *, existing: bool = False) -> Task:
         attempt=row["attempt"],
         crashes=row["crashes"],
         version=row["version"],
-        owner_kind=OwnerKind(row["owner_kind"]),
+        owner_kind=owner_kind,
         cancel_requested=row["cancel_requested_at"] is not None,
         existing=existing,
     )
 
 
-def _opened(reader: Reader, stored: bytes, column: str, task_id: str) -> JsonValue:
-    return payload.decode(reader.cipher.open(stored, "tasks", column, task_id))
+def _opened(call: Call, stored: bytes, column: str, task_id: str) -> JsonValue:
+    return payload.decode(call.rules.cipher.open(stored, "tasks", column, task_id))
 
 
-def _outcome_of(row: Row, reader: Reader) -> Outcome:
+def _input(call: Call, stored: bytes, column: str, task_id: str, key: str) -> JsonValue:
+    return payload.decode(call.rules.cipher.open(stored, "inputs", column, task_id, key))
+
+
+def _outcome_of(row: Row, call: Call) -> Outcome:
     result, error, task_id = row["result"], row["error"], row["task_id"]
     return Outcome(
-        result=None if result is None else _opened(reader, result, "result", task_id),
-        error=None if error is None else _opened(reader, error, "error", task_id),
+        result=None if result is None else _opened(call, result, "result", task_id),
+        error=None if error is None else _opened(call, error, "error", task_id),
         is_error=bool(row["is_error"]),
     )
 
@@ -227,96 +289,73 @@ def _outcome_of(row: Row, reader: Reader) -> Outcome:
 # --- what a requestor may do
 
 
-def create_task(
-    transaction: Transaction, values: Params, *, reader: Reader, writer: str, limits: Limits
-) -> Task | Refused:
+def create_task(transaction: Transaction, values: Params, *, call: Call) -> Task | Refused:
     """Insert a task in status ``working``, held by the instance that asks; or find the one that its key made before.
 
     Args:
         values: Every column of the new row.
-        writer: Instance id that stands in the event.
     """
-    keyed = values["idempotency_digest"] is not None
+    limits, keyed = call.rules.limits, values["idempotency_digest"] is not None
+    params = {**call.params, **values}
     if keyed or limits.live_tasks is not None or limits.stored_tasks is not None:
         # What is read here decides over the INSERT, so creates of one auth context go one after the other.
-        transaction.lock(f"create {reader.auth_key}")
+        transaction.lock(f"create {call.auth_key}")
     if keyed:
-        known = transaction.row(statements.IDEMPOTENT, {**values, "now": reader.now})
+        known = transaction.row(statements.IDEMPOTENT, params)
         if known is not None and known["request_digest"] == values["request_digest"]:
-            return task_of(known, reader, existing=True)
+            return task_of(known, call, existing=True)
         if known is not None:
             return Refused(IdempotencyConflictError(known["task_id"]))
-    over = _over_limit(transaction, reader, limits)
+    over = _over_limit(transaction, call)
     if over is not None:
         return Refused(over)
     if keyed:
-        transaction.execute(statements.FREE_KEY, {**values, "now": reader.now})
-    row = transaction.change(statements.CREATE, {**values, "writer": writer})
+        transaction.execute(statements.FREE_KEY, params)
+    row = transaction.change(statements.CREATE, params)
     assert row is not None, "an INSERT returns its row or fails"
-    return task_of(row, reader)
+    return task_of(row, call)
 
 
-def _over_limit(transaction: Transaction, reader: Reader, limits: Limits) -> LimitExceededError | None:
+def _over_limit(transaction: Transaction, call: Call) -> LimitExceededError | None:
+    limits = call.rules.limits
     for name, allowed, statement, remedy in (
         ("live_tasks", limits.live_tasks, statements.COUNT_LIVE, "wait for one of its tasks to finish, or cancel one"),
-        (
-            "stored_tasks",
-            limits.stored_tasks,
-            statements.COUNT_STORED,
-            "delete a finished task, or wait for one to expire",
-        ),
+        ("stored_tasks", limits.stored_tasks, statements.COUNT_STORED, "delete a finished task, or wait for one to go"),
     ):
         if allowed is not None:
-            row = transaction.row(statement, {"auth_key": reader.auth_key, "now": reader.now})
+            row = transaction.row(statement, call.params)
             if row is not None and row["count"] >= allowed:
                 return LimitExceededError(name, allowed, remedy)
     return None
 
 
-def get_task(transaction: Transaction, task_id: str, *, reader: Reader) -> Task | Refused:
+def get_task(transaction: Transaction, task_id: str, *, call: Call) -> Task | Refused:
     """Read a task without payloads."""
-    row = _read(transaction, task_id, reader, statements.GET, statements.OPERATOR_GET)
-    return Refused(TaskNotFoundError(task_id)) if row is None else task_of(row, reader)
+    row = _read(transaction, task_id, call, statements.GET, statements.OPERATOR_GET)
+    return _not_found(transaction, task_id, call) if row is None else task_of(row, call)
 
 
-def get_details(transaction: Transaction, task_id: str, *, reader: Reader) -> TaskDetails | Refused:
+def get_details(transaction: Transaction, task_id: str, *, call: Call) -> TaskDetails | Refused:
     """Read a task, its outcome when it is finished, its open questions when it waits for input: in one snapshot."""
-    row = _read(transaction, task_id, reader, statements.GET_WITH_OUTCOME, statements.OPERATOR_GET_WITH_OUTCOME)
+    row = _read(transaction, task_id, call, statements.GET_WITH_OUTCOME, statements.OPERATOR_GET_WITH_OUTCOME)
     if row is None:
-        return Refused(TaskNotFoundError(task_id))
-    task = task_of(row, reader)
+        return _not_found(transaction, task_id, call)
+    task = task_of(row, call)
     asked: list[Row] = []
     if task.status is TaskStatus.INPUT_REQUIRED:
         asked = transaction.rows(statements.OPEN_INPUTS, {"task_id": task_id})
     return TaskDetails(
         task=task,
-        outcome=_outcome_of(row, reader) if task.is_finished else None,
+        outcome=_outcome_of(row, call) if task.is_finished else None,
         input_requests={
-            question["key"]: _input(reader, question["request"], "request", task_id, question["key"])
+            question["key"]: _input(call, question["request"], "request", task_id, question["key"])
             for question in asked
         },
     )
 
 
-def _input(reader: Reader, stored: bytes, column: str, task_id: str, key: str) -> JsonValue:
-    return payload.decode(reader.cipher.open(stored, "inputs", column, task_id, key))
-
-
-def get_outcome(transaction: Transaction, task_id: str, *, reader: Reader) -> Outcome | Refused:
-    """Read what a finished task came to."""
-    details = get_details(transaction, task_id, reader=reader)
-    if isinstance(details, Refused):
-        return details
-    return Refused(NotFinishedError(details.task)) if details.outcome is None else details.outcome
-
-
 def list_tasks(
-    transaction: Transaction,
-    *,
-    reader: Reader,
-    filters: Params,
-    before: tuple[int, str] | None,
-    limit: int,
+    transaction: Transaction, *, call: Call, filters: Params, before: tuple[int, str] | None, limit: int
 ) -> list[Task]:
     """Read tasks newest first: one auth context's, or the whole store's for the operator.
 
@@ -326,18 +365,15 @@ def list_tasks(
         limit: Most tasks to return.
     """
     before_at, before_id = before or (2**62, "~")
-    params = {**filters, "before_at": before_at, "before_id": before_id, "limit": limit, "now": reader.now}
-    if reader.auth_key is None:
-        found = transaction.rows(statements.OPERATOR_LIST, params)
-    else:
-        found = transaction.rows(statements.LIST, {**params, "auth_key": reader.auth_key})
-    return [task_of(row, reader) for row in found]
+    params = {**call.params, **filters, "before_at": before_at, "before_id": before_id, "limit": limit}
+    found = transaction.rows(statements.OPERATOR_LIST if call.auth_key is None else statements.LIST, params)
+    return [task_of(row, call) for row in found]
 
 
-def list_events(transaction: Transaction, task_id: str, *, reader: Reader, after: int) -> list[TaskEvent] | Refused:
+def list_events(transaction: Transaction, task_id: str, *, call: Call, after: int) -> list[TaskEvent] | Refused:
     """Read a task's state changes after a version, oldest first."""
-    if _read(transaction, task_id, reader, statements.GET, statements.OPERATOR_GET) is None:
-        return Refused(TaskNotFoundError(task_id))
+    if _read(transaction, task_id, call, statements.GET, statements.OPERATOR_GET) is None:
+        return _not_found(transaction, task_id, call)
     found = transaction.rows(statements.EVENTS, {"task_id": task_id, "after": after})
     return [
         TaskEvent(
@@ -354,68 +390,87 @@ def list_events(transaction: Transaction, task_id: str, *, reader: Reader, after
     ]
 
 
-def cancel_task(
-    transaction: Transaction, task_id: str, *, reader: Reader, writer: str, message: bytes, min_retention: int
-) -> Task | Refused:
+def cancel_task(transaction: Transaction, task_id: str, *, call: Call, message: bytes) -> Task | Refused:
     """Cancel a live task; a finished one is refused with the record that stands."""
-    own = reader.auth_key is not None
     row = transaction.change(
-        statements.CANCEL if own else statements.OPERATOR_CANCEL,
-        {**reader.params(task_id), "writer": writer, "status_message": message, "min_retention": min_retention},
+        statements.OPERATOR_CANCEL if call.auth_key is None else statements.CANCEL,
+        {**call.about(task_id), "status_message": message},
     )
     if row is not None:
-        return task_of(row, reader)
-    task = get_task(transaction, task_id, reader=reader)
+        return task_of(row, call)
+    end_if_due(transaction, task_id, call=call)
+    task = get_task(transaction, task_id, call=call)
+    return task if isinstance(task, Refused) else Refused(TaskFinishedError(task, TaskStatus.CANCELLED))
+
+
+def delete_task(transaction: Transaction, task_id: str, *, call: Call) -> Refused | None:
+    """Delete a finished task, its events and its inputs."""
+    task = get_task(transaction, task_id, call=call)
     if isinstance(task, Refused):
         return task
-    return Refused(TaskFinishedError(task, TaskStatus.CANCELLED))
-
-
-def delete_task(transaction: Transaction, task_id: str, *, reader: Reader) -> Refused | None:
-    """Delete a finished task, its events and its inputs."""
-    if transaction.row(statements.DELETE, reader.params(task_id)) is not None:
-        return None
-    task = get_task(transaction, task_id, reader=reader)
-    return task if isinstance(task, Refused) else Refused(NotFinishedError(task))
+    if is_due(task, call):
+        end_if_due(transaction, task_id, call=call)
+    deleted = transaction.row(statements.DELETE, call.about(task_id))
+    return Refused(NotFinishedError(task)) if deleted is None else None
 
 
 def answer_inputs(
-    transaction: Transaction,
-    task_id: str,
-    responses: Mapping[str, bytes],
-    *,
-    reader: Reader,
-    writer: str,
+    transaction: Transaction, task_id: str, responses: Mapping[str, bytes], *, call: Call
 ) -> Task | Refused:
     """Store answers to open questions; the last one sets the task to ``working``.
 
     Keys that are not open are ignored: never asked, answered already, or closed.
     """
     # Two answers may arrive on two connections; each must see the other's, so that one of them resumes the task.
-    if transaction.row(statements.LOCK_OWN, reader.params(task_id)) is None:
-        return Refused(TaskNotFoundError(task_id))
+    row = transaction.row(statements.LOCK_OWN, call.about(task_id))
+    if row is None:
+        return _not_found(transaction, task_id, call)
+    if is_due(task_of(row, call), call):
+        end_if_due(transaction, task_id, call=call)
+        return get_task(transaction, task_id, call=call)
     answered = [
         key
         for key in sorted(responses)
-        if transaction.row(
-            statements.ANSWER, {"task_id": task_id, "key": key, "response": responses[key], "now": reader.now}
-        )
+        if transaction.row(statements.ANSWER, {**call.about(task_id), "key": key, "response": responses[key]})
     ]
     if answered:
-        transaction.change(statements.RESUME, {**reader.params(task_id), "writer": writer})
-    return get_task(transaction, task_id, reader=reader)
+        transaction.change(statements.RESUME, call.about(task_id))
+    return get_task(transaction, task_id, call=call)
+
+
+def end_if_due(transaction: Transaction, task_id: str, *, call: Call) -> None:
+    """Fail a live task whose ttl has passed, if it is one that ends at its ttl; whoever finds it due does so first.
+
+    What the caller then hears of it, a refusal included, is said of the task as it is after that.
+    """
+    error, message, digest = _verdict(
+        {"task_id": task_id}, call, ReasonCode.TTL_EXPIRED, "its time to live passed before it finished"
+    )
+    params = {**call.about(task_id), "error": error, "status_message": message, "outcome_digest": digest}
+    transaction.change(statements.END_DUE, params)
+
+
+def _read(transaction: Transaction, task_id: str, call: Call, own: Executable, operators: Executable) -> Row | None:
+    return transaction.row(operators if call.auth_key is None else own, call.about(task_id))
+
+
+def _not_found(transaction: Transaction, task_id: str, call: Call) -> Refused:
+    """Refuse; only the owner of a bound task, and only with tombstones, learns that it was there and expired."""
+    if call.rules.tombstones and call.auth_key and transaction.row(statements.EXPIRED, call.about(task_id)):
+        return Refused(TaskExpiredError(task_id))
+    return Refused(TaskNotFoundError(task_id))
 
 
 # --- what a handle may do
 
 
-def report_progress(transaction: Transaction, fence: Fence, said: Progress, *, reader: Reader) -> Task | Refused:
+def report_progress(transaction: Transaction, fence: Fence, said: Progress, *, call: Call) -> Task | Refused:
     """Store progress; it never goes down within an attempt."""
-    row = transaction.row(statements.PROGRESS, {**fence.params, **said.params, "now": reader.now})
+    row = transaction.row(statements.PROGRESS, {**call.held(fence), **said.params})
     if row is None:
-        return _refusal(transaction, fence, reader, TaskStatus.WORKING)
+        return _refusal(transaction, fence, call, TaskStatus.WORKING)
     transaction.notify(fence.task_id)
-    return task_of(row, reader)
+    return task_of(row, call)
 
 
 def complete(
@@ -426,108 +481,77 @@ def complete(
     result: bytes,
     is_error: bool,
     outcome_digest: str,
-    reader: Reader,
-    min_retention: int,
+    call: Call,
 ) -> Task | Refused:
     """Store the result and status ``completed`` in one write; the same write again is answered the same."""
-    row = transaction.change(
-        statements.COMPLETE,
-        {
-            **fence.params,
-            **said.params,
-            "result": result,
-            "is_error": is_error,
-            "outcome_digest": outcome_digest,
-            "now": reader.now,
-            "min_retention": min_retention,
-        },
-    )
-    if row is not None:
-        return task_of(row, reader)
-    return _refusal(transaction, fence, reader, TaskStatus.COMPLETED, outcome_digest)
+    params = {"result": result, "is_error": is_error, "outcome_digest": outcome_digest}
+    return _change_held(transaction, statements.COMPLETE, fence, {**said.params, **params}, call, TaskStatus.COMPLETED)
 
 
 def fail(
-    transaction: Transaction,
-    fence: Fence,
-    said: Progress,
-    *,
-    error: bytes,
-    outcome_digest: str,
-    reader: Reader,
-    min_retention: int,
+    transaction: Transaction, fence: Fence, said: Progress, *, error: bytes, outcome_digest: str, call: Call
 ) -> Task | Refused:
     """Store a JSON-RPC error and status ``failed`` in one write; the same write again is answered the same."""
-    row = transaction.change(
-        statements.FAIL,
-        {
-            **fence.params,
-            **said.params,
-            "error": error,
-            "outcome_digest": outcome_digest,
-            "now": reader.now,
-            "min_retention": min_retention,
-        },
-    )
-    if row is not None:
-        return task_of(row, reader)
-    return _refusal(transaction, fence, reader, TaskStatus.FAILED, outcome_digest)
+    params = {"error": error, "outcome_digest": outcome_digest}
+    return _change_held(transaction, statements.FAIL, fence, {**said.params, **params}, call, TaskStatus.FAILED)
 
 
-def ask(transaction: Transaction, fence: Fence, questions: Sequence[Params], *, reader: Reader) -> Task | Refused:
+def ask(transaction: Transaction, fence: Fence, questions: Sequence[Params], *, call: Call) -> Task | Refused:
     """Store questions and status ``input_required`` in one transaction.
 
     Args:
         questions: Per question the ``key`` on the wire, the tool's own ``name``, and the ``request``.
     """
-    row = transaction.change(statements.ASK, {**fence.params, "now": reader.now})
-    if row is None:
-        return _refusal(transaction, fence, reader, TaskStatus.INPUT_REQUIRED)
-    for question in questions:
-        transaction.execute(statements.ADD_INPUT, {**fence.params, **question, "asked_at": reader.now})
-    return task_of(row, reader)
+    task = _change_held(transaction, statements.ASK, fence, {}, call, TaskStatus.INPUT_REQUIRED)
+    if not isinstance(task, Refused):
+        for question in questions:
+            transaction.execute(statements.ADD_INPUT, {**fence.params, **question, "asked_at": call.now})
+    return task
 
 
-def read_answers(
-    transaction: Transaction, fence: Fence, keys: Iterable[str], *, reader: Reader
-) -> dict[str, JsonValue]:
+def read_answers(transaction: Transaction, fence: Fence, keys: Iterable[str], *, call: Call) -> dict[str, JsonValue]:
     """Read the answers to some questions of this attempt, by the tool's own names; open ones are left out."""
     asked = set(keys)
     return {
-        row["name"]: _input(reader, row["response"], "response", fence.task_id, row["key"])
+        row["name"]: _input(call, row["response"], "response", fence.task_id, row["key"])
         for row in transaction.rows(statements.ANSWERS, fence.params)
         if row["key"] in asked and row["response"] is not None
     }
 
 
-def check_fence(transaction: Transaction, fence: Fence, *, reader: Reader) -> Task | Refused:
+def check_fence(transaction: Transaction, fence: Fence, *, call: Call) -> Task | Refused:
     """Read the task a handle holds; refused when the handle lost it."""
-    row = transaction.row(statements.OPERATOR_GET, reader.params(fence.task_id))
+    row = transaction.row(statements.OPERATOR_GET, call.about(fence.task_id))
     if row is None:
         return Refused(TaskNotFoundError(fence.task_id))
     if (row["instance_id"], row["attempt"]) != (fence.instance_id, fence.attempt):
         return Refused(LeaseLostError(fence.task_id))
-    return task_of(row, reader)
+    return task_of(row, call)
 
 
-def _read(transaction: Transaction, task_id: str, reader: Reader, own: Executable, operators: Executable) -> Row | None:
-    return transaction.row(operators if reader.auth_key is None else own, reader.params(task_id))
+def _change_held(
+    transaction: Transaction, change: Change, fence: Fence, params: Params, call: Call, requested: TaskStatus
+) -> Task | Refused:
+    row = transaction.change(change, {**call.held(fence), **params})
+    if row is not None:
+        return task_of(row, call)
+    return _refusal(transaction, fence, call, requested, params.get("outcome_digest"))
 
 
 def _refusal(
-    transaction: Transaction,
-    fence: Fence,
-    reader: Reader,
-    requested: TaskStatus,
-    outcome_digest: str | None = None,
+    transaction: Transaction, fence: Fence, call: Call, requested: TaskStatus, outcome_digest: object = None
 ) -> Task | Refused:
     """Find out why a handle's write touched no row: not found, then lease lost, then finished."""
-    row = transaction.row(statements.OPERATOR_GET, reader.params(fence.task_id))
+    if call.rules.strict:
+        end_if_due(transaction, fence.task_id, call=call)
+    row = transaction.row(statements.OPERATOR_GET, call.about(fence.task_id))
     if row is None:
         return Refused(TaskNotFoundError(fence.task_id))
-    if (row["instance_id"], row["attempt"]) != (fence.instance_id, fence.attempt):
+    # Ending a task at its ttl takes it from its holder, who should hear of the ttl rather than of a lost lease.
+    ended = str(row["outcome_digest"]).startswith(ReasonCode.TTL_EXPIRED)
+    if not ended and (row["instance_id"], row["attempt"]) != (fence.instance_id, fence.attempt):
         return Refused(LeaseLostError(fence.task_id))
-    task = task_of(row, reader)
+    task = task_of(row, call)
     if outcome_digest is not None and row["outcome_digest"] == outcome_digest:
         return task
     error = TaskFinishedError if task.is_finished else IllegalTransitionError
@@ -538,14 +562,7 @@ def _refusal(
 
 
 def recover_orphans(
-    transaction: Transaction,
-    dead: str | None,
-    *,
-    reader: Reader,
-    writer: str,
-    min_retention: int,
-    limit: int,
-    crashed: bool,
+    transaction: Transaction, dead: str | None, *, call: Call, limit: int, crashed: bool
 ) -> list[tuple[Task, str]]:
     """Fail up to ``limit`` live tasks of an instance that died (CRASH_RECOVERY) or stopped (SERVER_STOPPED).
 
@@ -558,53 +575,73 @@ def recover_orphans(
     """
     statement = statements.ORPHANS_OF_NOBODY if dead is None else statements.ORPHANS_OF
     orphans = transaction.rows(statement, {"instance_id": dead, "limit": limit})
+    reason, cause = (ReasonCode.CRASH_RECOVERY, "died") if crashed else (ReasonCode.SERVER_STOPPED, "stopped")
     recovered = []
     for orphan in sorted(orphans, key=lambda row: str(row["task_id"])):
-        error, message, digest = verdict(orphan, reader.cipher, crashed=crashed)
+        why = f"the server process that ran this task {cause} before it finished"
+        error, message, digest = _verdict(orphan, call, reason, why)
+        fence = Fence(orphan["task_id"], orphan["instance_id"], orphan["attempt"])
         row = transaction.change(
             statements.RECOVER if crashed else statements.HAND_OVER,
             {
-                "task_id": orphan["task_id"],
-                "instance_id": orphan["instance_id"],
-                "attempt": orphan["attempt"],
-                "writer": writer,
+                **call.params,
+                **fence.params,
                 "error": error,
                 "status_message": message,
                 "outcome_digest": digest,
                 "crashed": int(crashed),
-                "now": reader.now,
-                "min_retention": min_retention,
             },
         )
         if row is not None:
-            recovered.append((task_of(row, reader), str(row["auth_key"])))
+            recovered.append((task_of(row, call), str(row["auth_key"])))
     return recovered
 
 
-def verdict(orphan: Row, cipher: Cipher, *, crashed: bool) -> tuple[bytes, bytes, str]:
-    """Write the error, the status message and the outcome digest of an orphan.
+def _verdict(task: Row, call: Call, reason: ReasonCode, why: str) -> tuple[bytes, bytes, str]:
+    """Write the error, the status message and the outcome digest of a task that the store itself fails.
 
     The requestor learns how far the task had come and in which attempt; process and host are for the log alone.
     """
-    reason, cause = (ReasonCode.CRASH_RECOVERY, "died") if crashed else (ReasonCode.SERVER_STOPPED, "stopped")
-    message = f"{reason}: the server process that ran this task {cause} before it finished."
-    data: dict[str, JsonValue] = {
-        "reason": reason.value,
-        "progress": orphan["progress"],
-        "total": orphan["progress_total"],
-        "attempt": orphan["attempt"],
-        # The tool may have done part of its work, and has not said that a second run does no harm.
-        "retrySafe": False,
-    }
-    task_id = orphan["task_id"]
+    message = f"{reason}: {why}."
+    data: dict[str, JsonValue] = {"reason": reason.value}
+    if "attempt" in task:
+        data.update(
+            progress=task["progress"],
+            total=task["progress_total"],
+            attempt=task["attempt"],
+            # The tool may have done part of its work, and has not said that a second run does no harm.
+            retrySafe=False,
+        )
+    task_id, cipher = task["task_id"], call.rules.cipher
     error = cipher.seal(payload.encode({"code": -32603, "message": message, "data": data}), "tasks", "error", task_id)
     said = cipher.seal(payload.encode(message), "tasks", "status_message", task_id)
-    return error, said, f"recovered:{shorten(orphan['task_id'])}:{orphan['attempt']}"
+    return error, said, f"{reason}:{shorten(task_id)}"
 
 
-def sweep(transaction: Transaction, *, now: int, limit: int) -> int:
-    """Delete up to ``limit`` expired tasks, the longest expired first; return how many."""
-    return len(transaction.rows(statements.SWEEP, {"now": now, "limit": limit}))
+@dataclass(frozen=True, slots=True)
+class Swept:
+    """The ids that one batch of the sweep ended and deleted."""
+
+    ended: list[str]
+    deleted: list[str]
+
+
+def sweep(transaction: Transaction, *, call: Call, limit: int) -> Swept:
+    """End up to ``limit`` tasks that are due, and delete up to ``limit`` expired ones, the longest expired first."""
+    due = [str(row["task_id"]) for row in transaction.rows(statements.DUE, {**call.params, "limit": limit})]
+    for task_id in sorted(due):
+        end_if_due(transaction, task_id, call=call)
+    swept = transaction.rows(statements.SWEEP, {**call.params, "limit": limit})
+    if call.rules.tombstones:
+        for row in swept:
+            if row["auth_key"]:
+                transaction.execute(statements.BURY, row)
+    return Swept(due, [str(row["task_id"]) for row in swept])
+
+
+def prune_tombstones(transaction: Transaction, *, before: int, keep: int) -> int:
+    """Delete tombstones that are older than an instant, or beyond a number; return how many."""
+    return transaction.execute(statements.PRUNE_TOMBSTONES, {"before": before, "keep": keep})
 
 
 def reseal(transaction: Transaction, after: str, *, cipher: Cipher, limit: int) -> tuple[str | None, int]:

@@ -3,11 +3,12 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
+from typing import Literal
 
-from taskstore.cipher import check_keys
+from taskstore.cipher import Cipher, check_keys
 from taskstore.clock import Clock
-from taskstore.database import Durability
-from taskstore.operations import Limits
+from taskstore.dialects import Durability
+from taskstore.operations import Limits, Rules
 from taskstore.payload import check_text
 from taskstore.schema import DEFAULT_PREFIX, check_identifier
 
@@ -32,6 +33,9 @@ class StoreOptions:
         upkeep: Whether opening recovers, and a thread goes on to recover and sweep.
         recovery_interval: Between two recovery passes.
         sweep_interval: Between two sweeps of expired tasks.
+        ttl_policy: ``keep``: a live task outlives its ttl while a process works on it. ``strict``: it ends at its ttl.
+        tombstones: Tell the owner of a bound task that it was there and expired, for so long. None: never.
+        tombstone_limit: How many are kept at most, the newest.
         keys: Seal payloads at rest: 32 random bytes each. The first one seals, all of them open.
         limits: What one auth context may have and ask.
         server: Name of the server the tasks belong to; several servers can share a database.
@@ -47,6 +51,9 @@ class StoreOptions:
     default_ttl: timedelta | None = timedelta(hours=1)
     max_ttl: timedelta | None = timedelta(days=30)
     min_retention: timedelta = timedelta(minutes=15)
+    ttl_policy: Literal["keep", "strict"] = "keep"
+    tombstones: timedelta | None = None
+    tombstone_limit: int = 100_000
     binding_secret: bytes | None = field(default=None, repr=False)
     keys: Sequence[bytes] = field(default=(), repr=False)
     table_prefix: str = DEFAULT_PREFIX
@@ -65,7 +72,11 @@ class StoreOptions:
         for name in ("lease", "heartbeat", "recovery_interval", "sweep_interval"):
             if getattr(self, name) <= timedelta(0):
                 raise ValueError(f"{name} must be longer than nothing, not {getattr(self, name)}.")
-        for name in ("default_ttl", "max_ttl", "min_retention"):
+        if self.ttl_policy not in ("keep", "strict"):
+            raise ValueError(f"ttl_policy must be 'keep' or 'strict', not {self.ttl_policy!r}.")
+        if self.tombstone_limit < 1:
+            raise ValueError(f"tombstone_limit must be at least 1, not {self.tombstone_limit}.")
+        for name in ("default_ttl", "max_ttl", "min_retention", "tombstones"):
             value = getattr(self, name)
             if value is not None and value < timedelta(0):
                 raise ValueError(f"{name} must not be negative, but is {value}.")
@@ -83,3 +94,19 @@ class StoreOptions:
         if self.schema is not None:
             check_identifier(self.schema, "schema")
         check_text(self.server, "server")
+
+    def rules(self) -> Rules:
+        """Return what these settings say to every unit of work."""
+        return Rules(
+            lease_ms=whole_milliseconds(self.lease),
+            min_retention_ms=whole_milliseconds(self.min_retention),
+            strict=self.ttl_policy == "strict",
+            tombstones=self.tombstones is not None,
+            limits=self.limits,
+            cipher=Cipher(self.keys),
+        )
+
+
+def whole_milliseconds(span: timedelta) -> int:
+    """Count milliseconds, a part of one as a whole one: nobody gets less than asked for."""
+    return -(-span // timedelta(milliseconds=1))

@@ -12,11 +12,10 @@ from functools import partial
 
 from taskstore import operations
 from taskstore.binding import shorten
-from taskstore.cipher import Cipher
-from taskstore.clock import Clock
 from taskstore.database import Database
 from taskstore.instances import Judge, Verdict, read_instances, release
-from taskstore.operations import Reader
+from taskstore.operations import Call
+from taskstore.options import StoreOptions
 from taskstore.task import RecoveryReport, RotationReport, SweepReport
 
 logger = logging.getLogger("taskstore")
@@ -28,25 +27,16 @@ ROTATION_BATCH = 50
 
 
 class Recovery:
-    """Recovery of one store.
+    """Upkeep of one store.
 
     Args:
-        min_retention: How long an outcome is kept after the finish, however short the task's ttl was.
-        on_change: Called with the id of each task that was failed, after COMMIT.
+        on_change: Called with the id of each task that was changed, after COMMIT.
     """
 
-    def __init__(
-        self,
-        database: Database,
-        clock: Clock,
-        cipher: Cipher,
-        *,
-        min_retention: timedelta,
-        on_change: Callable[[str], None],
-    ) -> None:
-        self._database, self._clock, self._cipher, self._on_change = database, clock, cipher, on_change
-        self._min_retention = min_retention // timedelta(milliseconds=1)
-        self._judge = Judge(clock)
+    def __init__(self, database: Database, options: StoreOptions, *, on_change: Callable[[str], None]) -> None:
+        self._database, self._options, self._on_change = database, options, on_change
+        self._clock, self._rules = options.clock, options.rules()
+        self._judge = Judge(options.clock)
         self._one_at_a_time = threading.Lock()
 
     def recover(self, writer: str, *, progress: Callable[[int], None] = lambda recovered: None) -> RecoveryReport:
@@ -85,19 +75,35 @@ class Recovery:
         if left:
             logger.warning("The store was closed while %d of its tasks were still live; they are failed.", len(left))
 
-    def sweep(self, *, progress: Callable[[int], None] = lambda deleted: None) -> SweepReport:
-        """Delete expired tasks; which ones those are is exact on every read, swept or not."""
-        deleted = 0
+    def sweep(self, *, progress: Callable[[int], None] = lambda done: None) -> SweepReport:
+        """Delete expired tasks, and end live ones that are due; every read decides both for itself, swept or not.
+
+        Args:
+            progress: Called after each batch with the number of tasks swept so far.
+        """
+        ended = deleted = 0
         while True:
-            unit = partial(operations.sweep, now=self._clock.now(), limit=SWEEP_BATCH)
+            unit = partial(operations.sweep, call=self._call(), limit=SWEEP_BATCH)
             batch = self._database.write(unit).result()
-            deleted += batch
-            progress(deleted)
-            if batch < SWEEP_BATCH:
+            for task_id in batch.ended:
+                self._on_change(task_id)
+            ended, deleted = ended + len(batch.ended), deleted + len(batch.deleted)
+            progress(ended + deleted)
+            if max(len(batch.ended), len(batch.deleted)) < SWEEP_BATCH:
                 break
-        if deleted:
-            logger.info("Sweep: %d expired tasks deleted.", deleted)
-        return SweepReport(deleted=deleted)
+        self._prune_tombstones()
+        if ended or deleted:
+            logger.info("Sweep: %d expired tasks deleted, %d live ones ended at their ttl.", deleted, ended)
+        return SweepReport(deleted=deleted, ended=ended)
+
+    def _prune_tombstones(self) -> None:
+        age = self._options.tombstones
+        if age is not None:
+            before, keep = self._clock.now() - age // timedelta(milliseconds=1), self._options.tombstone_limit
+            self._database.write(partial(operations.prune_tombstones, before=before, keep=keep)).result()
+
+    def _call(self, writer: str = "") -> Call:
+        return Call(None, self._clock.now(), writer, self._rules)
 
     def rotate_keys(self, *, progress: Callable[[int], None] = lambda seen: None) -> RotationReport:
         """Seal every payload under the first key of the ring; servers may work on meanwhile.
@@ -110,7 +116,7 @@ class Recovery:
         """
         after, changed, seen = "", 0, 0
         while True:
-            unit = partial(operations.reseal, after=after, cipher=self._cipher, limit=ROTATION_BATCH)
+            unit = partial(operations.reseal, after=after, cipher=self._rules.cipher, limit=ROTATION_BATCH)
             last, batch = self._database.write(unit).result()
             if last is None:
                 return RotationReport(resealed=changed)
@@ -130,9 +136,7 @@ class Recovery:
             unit = partial(
                 operations.recover_orphans,
                 dead=dead,
-                reader=Reader(None, self._clock.now(), 0, self._cipher),
-                writer=writer,
-                min_retention=self._min_retention,
+                call=self._call(writer),
                 limit=RECOVERY_BATCH,
                 crashed=crashed,
             )

@@ -39,6 +39,14 @@ class MaintenanceScheduler:
             self._scheduler.shutdown()
 
     def _start(self) -> None:
+        try:
+            self._start_scheduler()
+        except Exception:
+            # A program that ends without closing its store may be over before the import is: nothing to report.
+            if threading.main_thread().is_alive():
+                raise
+
+    def _start_scheduler(self) -> None:
         from apscheduler.executors.debug import DebugExecutor
         from apscheduler.schedulers.background import BackgroundScheduler
 

@@ -30,7 +30,7 @@ DEFAULT_PREFIX = "taskstore_"
 
 # The revisions in alembic/versions, oldest first; a test keeps the two equal. A database's meta.oldest_code holds
 # how many of them the code must know to run it, so that older code keeps running beside an additive migration.
-REVISIONS = ("0001",)
+REVISIONS = ("0001", "0002")
 
 # The table in which Alembic keeps the revision, beside the host application's own.
 VERSION_TABLE = "alembic_version"
@@ -79,6 +79,7 @@ def metadata(prefix: str = DEFAULT_PREFIX, schema: str | None = None) -> MetaDat
     still_open = text("answered_at IS NULL AND closed_at IS NULL")
     inputs = _table(tables, prefix, "inputs")
     Index(f"ix_{prefix}inputs_open", inputs.c.task_id, sqlite_where=still_open, postgresql_where=still_open)
+    Index(f"ix_{prefix}tombstones_age", _table(tables, prefix, "tombstones").c.expired_at)
     return tables
 
 
@@ -92,6 +93,7 @@ def build_tables(prefix: str = DEFAULT_PREFIX, schema: str | None = None) -> Met
     _events(tables, prefix)
     _inputs(tables, prefix)
     _instances(tables, prefix)
+    _tombstones(tables, prefix)
     Table(f"{prefix}meta", tables, Column("name", Text, primary_key=True), Column("value", LargeBinary, nullable=False))
     return tables
 
@@ -216,6 +218,17 @@ def _instances(tables: MetaData, prefix: str) -> None:
         Column("started_at", BigInteger, nullable=False),
         Column("beat", BigInteger, nullable=False),
         Column("lease_ms", BigInteger, nullable=False),
+    )
+
+
+def _tombstones(tables: MetaData, prefix: str) -> None:
+    # What is left of a bound task that was swept, where the option is on.
+    Table(
+        f"{prefix}tombstones",
+        tables,
+        Column("task_id", _id_type(), primary_key=True),
+        Column("auth_key", _id_type(), nullable=False),
+        Column("expired_at", BigInteger, nullable=False),
     )
 
 

@@ -5,6 +5,7 @@ make it (the auth key of a requestor, or the fence of a handle: instance and att
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from sqlalchemy import (
@@ -37,8 +38,8 @@ from taskstore.schema import DEFAULT_PREFIX, build_tables
 from taskstore.task import LIVE, EventKind, OwnerKind, ReasonCode, TaskStatus, statuses_before
 
 _tables = build_tables().tables
-tasks, events, inputs, instances, meta = (
-    _tables[DEFAULT_PREFIX + name] for name in ("tasks", "events", "inputs", "instances", "meta")
+tasks, events, inputs, instances, tombstones, meta = (
+    _tables[DEFAULT_PREFIX + name] for name in ("tasks", "events", "inputs", "instances", "tombstones", "meta")
 )
 
 PAYLOADS = ("request", "caller", "result", "error")
@@ -68,6 +69,10 @@ _NOT_EXPIRED = or_(_IS_LIVE, tasks.c.expires_at.is_(None), tasks.c.expires_at > 
 _THIS = tasks.c.task_id == _text("task_id")
 _OWN = tasks.c.auth_key == _text("auth_key")
 _KEYED = tasks.c.idempotency_digest == _text("idempotency_digest")
+# A live task ends at its ttl when no process holds it, and under strict rules always; until whoever finds it due has
+# ended it, nothing else may change it.
+_KEPT_BY_PROCESS = and_(tasks.c.owner_kind == _constant(OwnerKind.INSTANCE), ~bindparam("strict", type_=Boolean))
+_NOT_DUE = or_(tasks.c.expires_at.is_(None), tasks.c.expires_at > _NOW, _KEPT_BY_PROCESS)
 _FENCE = and_(tasks.c.instance_id == _text("instance_id"), tasks.c.attempt == bindparam("attempt", type_=Integer))
 
 
@@ -81,14 +86,31 @@ class Change:
     Attributes:
         write: INSERT or UPDATE of one task, returning TASK_COLUMNS.
         event: INSERT of the event; takes the new row's values as parameters. For dialects without data-modifying CTE.
-        combined: Both in one statement, with a notification, for PostgreSQL; returns what ``write`` returns, and more.
     """
 
     kind: EventKind
     reason: ReasonCode | None
     write: Insert | Update
     event: Insert
-    combined: Select[Any]
+
+    @cached_property
+    def combined(self) -> Select[Any]:
+        """Both in one statement, with a notification, for PostgreSQL; returns what ``write`` returns, and more.
+
+        Built when it is first used: on SQLite it never is.
+        """
+        changed = self.write.cte("changed")
+        recorded = insert(events).from_select(
+            [*(column for column, _ in FROM_ROW), "kind", "instance_id", "reason"],
+            select(
+                *(changed.c[source] for _, source in FROM_ROW),
+                _constant(self.kind).label("kind"),
+                _text("writer").label("instance_id"),
+                (_constant(self.reason) if self.reason else literal_column("NULL", Text)).label("reason"),
+            ),
+        )
+        notify = func.pg_notify(_text("channel"), _text("notice"))
+        return select(changed, notify.label("notified")).add_cte(recorded.cte("recorded"))
 
 
 # The event takes these from the new row of the task, as (column of events, column of tasks).
@@ -104,19 +126,7 @@ _EVENT = insert(events).values({column.name: bindparam(column.name, type_=column
 
 
 def _change(kind: EventKind, write: Insert | Update, reason: ReasonCode | None = None) -> Change:
-    changed = write.returning(*TASK_COLUMNS).cte("changed")
-    recorded = insert(events).from_select(
-        [*(column for column, _ in FROM_ROW), "kind", "instance_id", "reason"],
-        select(
-            *(changed.c[source] for _, source in FROM_ROW),
-            _constant(kind).label("kind"),
-            _text("writer").label("instance_id"),
-            (_constant(reason) if reason else literal_column("NULL", Text)).label("reason"),
-        ),
-    )
-    notify = func.pg_notify(_text("channel"), _text("notice"))
-    combined = select(changed, notify.label("notified")).add_cte(recorded.cte("recorded"))
-    return Change(kind, reason, write.returning(*TASK_COLUMNS), _EVENT, combined)
+    return Change(kind, reason, write.returning(*TASK_COLUMNS), _EVENT)
 
 
 def _become(status: TaskStatus, **values: object) -> Update:
@@ -167,18 +177,19 @@ COMPLETE = _change(
         is_error=bindparam("is_error", type_=Boolean),
         outcome_digest=_DIGEST,
         **_said(),
-    ).where(_FENCE),
+    ).where(_FENCE, _NOT_DUE),
 )
 FAIL = _change(
     EventKind.FAILED,
-    _finish(TaskStatus.FAILED, error=_ERROR, outcome_digest=_DIGEST, **_said()).where(_FENCE),
+    _finish(TaskStatus.FAILED, error=_ERROR, outcome_digest=_DIGEST, **_said()).where(_FENCE, _NOT_DUE),
 )
 CANCEL = _change(
     EventKind.CANCELLED,
-    _finish(TaskStatus.CANCELLED, cancel_requested_at=_NOW, status_message=_MESSAGE).where(_OWN),
+    _finish(TaskStatus.CANCELLED, cancel_requested_at=_NOW, status_message=_MESSAGE).where(_OWN, _NOT_DUE),
 )
 OPERATOR_CANCEL = _change(
-    EventKind.CANCELLED, _finish(TaskStatus.CANCELLED, cancel_requested_at=_NOW, status_message=_MESSAGE)
+    EventKind.CANCELLED,
+    _finish(TaskStatus.CANCELLED, cancel_requested_at=_NOW, status_message=_MESSAGE).where(_NOT_DUE),
 )
 # Raising attempt fences the former holder out; the instance and attempt in the WHERE fence this verdict out if
 # somebody else decided over the task first.
@@ -192,7 +203,18 @@ _TAKEN_AWAY = _finish(
 ).where(_FENCE)
 RECOVER = _change(EventKind.RECOVERED, _TAKEN_AWAY, ReasonCode.CRASH_RECOVERY)
 HAND_OVER = _change(EventKind.RECOVERED, _TAKEN_AWAY, ReasonCode.SERVER_STOPPED)
-ASK = _change(EventKind.INPUT_REQUIRED, _become(TaskStatus.INPUT_REQUIRED).where(_FENCE))
+END_DUE = _change(
+    EventKind.EXPIRED,
+    _finish(
+        TaskStatus.FAILED,
+        error=_ERROR,
+        status_message=_MESSAGE,
+        outcome_digest=_DIGEST,
+        attempt=tasks.c.attempt + 1,
+    ).where(~_NOT_DUE),
+    ReasonCode.TTL_EXPIRED,
+)
+ASK = _change(EventKind.INPUT_REQUIRED, _become(TaskStatus.INPUT_REQUIRED).where(_FENCE, _NOT_DUE))
 _OPEN = and_(inputs.c.answered_at.is_(None), inputs.c.closed_at.is_(None))
 RESUME = _change(
     EventKind.RESUMED,
@@ -204,7 +226,7 @@ RESUME = _change(
 # Progress is no state change: it writes no event, but raises the version so that waiters see it.
 PROGRESS = (
     update(tasks)
-    .where(_THIS, _FENCE, _one_of(LIVE))
+    .where(_THIS, _FENCE, _NOT_DUE, _one_of(LIVE))
     .values(last_updated_at=_NOW, version=tasks.c.version + 1, **_said())
     .returning(*TASK_COLUMNS)
 )
@@ -219,7 +241,7 @@ IDEMPOTENT = select(*TASK_COLUMNS).where(_OWN, _KEYED, _NOT_EXPIRED)
 FREE_KEY = update(tasks).where(_OWN, _KEYED, ~_NOT_EXPIRED).values(idempotency_digest=null())
 COUNT_LIVE = select(func.count().label("count")).select_from(tasks).where(_OWN, _IS_LIVE)
 COUNT_STORED = select(func.count().label("count")).select_from(tasks).where(_OWN, _NOT_EXPIRED)
-LOCK_OWN = select(tasks.c.status).where(_THIS, _OWN, _NOT_EXPIRED).with_for_update()
+LOCK_OWN = select(*TASK_COLUMNS).where(_THIS, _OWN, _NOT_EXPIRED).with_for_update()
 DELETE = delete(tasks).where(_THIS, _OWN, _NOT_EXPIRED, ~_IS_LIVE).returning(tasks.c.task_id)
 
 
@@ -235,7 +257,8 @@ LIST = (
         # Not a row comparison: PostgreSQL uses the index for one, SQLite only for the first column's bound.
         tasks.c.created_at <= _number("before_at"),
         or_(tasks.c.created_at < _number("before_at"), tasks.c.task_id < _text("before_id")),
-        _filtered(tasks.c.status, "status"),
+        # A task that is due is about to fail, whatever its status is now: whoever lists it ends it first.
+        or_(_filtered(tasks.c.status, "status"), and_(_IS_LIVE, ~_NOT_DUE)),
         _filtered(tasks.c.session_digest, "session_digest"),
     )
     .order_by(tasks.c.created_at.desc(), tasks.c.task_id.desc())
@@ -247,7 +270,8 @@ OPERATOR_LIST = (
     .where(
         tasks.c.task_id < _text("before_id"),
         _NOT_EXPIRED,
-        _filtered(tasks.c.status, "status"),
+        # A task that is due is about to fail, whatever its status is now: whoever lists it ends it first.
+        or_(_filtered(tasks.c.status, "status"), and_(_IS_LIVE, ~_NOT_DUE)),
         _filtered(tasks.c.name, "name"),
         _filtered(tasks.c.server, "server"),
         _filtered(tasks.c.session_digest, "session_digest"),
@@ -275,6 +299,10 @@ HAS_EVENT = select(events.c.version).where(
     events.c.at == _number("at"),
     events.c.kind == _text("kind"),
     events.c.instance_id == _text("instance_id"),
+)
+# PostgreSQL only: what became of a transaction.
+IS_COMMITTED: Select[Any] = select(literal_column("true").label("committed")).where(
+    func.txid_status(_number("transaction_id"), type_=Text) == _constant("committed")
 )
 ADD_INPUT = insert(inputs).values(
     {
@@ -331,24 +359,42 @@ ORPHANS_OF = (
     select(*TASK_COLUMNS)
     .where(_HELD_LIVE, tasks.c.instance_id == _text("instance_id"))
     .limit(_number("limit"))
-    .with_for_update(of=tasks, skip_locked=True)
+    .with_for_update(skip_locked=True)
 )
 # Rows whose instance has no row; they start from the index of live rows, so finished ones cost nothing.
 ORPHANS_OF_NOBODY = (
-    select(*TASK_COLUMNS)
-    .where(_HELD_LIVE, ~_REGISTERED)
-    .limit(_number("limit"))
-    .with_for_update(of=tasks, skip_locked=True)
+    select(*TASK_COLUMNS).where(_HELD_LIVE, ~_REGISTERED).limit(_number("limit")).with_for_update(skip_locked=True)
 )
 
-_DUE = (
+DUE = select(tasks.c.task_id).where(_IS_LIVE, ~_NOT_DUE).limit(_number("limit")).with_for_update(skip_locked=True)
+_EXPIRED = (
     select(tasks.c.task_id)
     .where(~_IS_LIVE, tasks.c.expires_at <= _NOW)
     .order_by(tasks.c.expires_at)
     .limit(_number("limit"))
     .with_for_update(skip_locked=True)
 )
-SWEEP = delete(tasks).where(tasks.c.task_id.in_(_DUE)).returning(tasks.c.task_id)
+SWEEP = (
+    delete(tasks)
+    .where(tasks.c.task_id.in_(_EXPIRED))
+    .returning(tasks.c.task_id, tasks.c.auth_key, tasks.c.expires_at.label("expired_at"))
+)
+
+BURY = insert(tombstones).values({column.name: bindparam(column.name, type_=column.type) for column in tombstones.c})
+# Whether an id was a task of this auth context that has expired, whether it was swept yet or not.
+EXPIRED = (
+    select(tasks.c.task_id)
+    .where(_THIS, _OWN, ~_NOT_EXPIRED)
+    .union_all(
+        select(tombstones.c.task_id).where(
+            tombstones.c.task_id == _text("task_id"), tombstones.c.auth_key == _text("auth_key")
+        )
+    )
+)
+_KEPT_TOMBSTONES = select(tombstones.c.task_id).order_by(tombstones.c.expired_at.desc()).limit(_number("keep"))
+PRUNE_TOMBSTONES = delete(tombstones).where(
+    or_(tombstones.c.expired_at < _number("before"), tombstones.c.task_id.not_in(_KEPT_TOMBSTONES))
+)
 
 COUNTS = select(
     func.count().filter(_IS_LIVE).label("live"),

@@ -15,21 +15,21 @@ from pydantic import JsonValue
 
 from taskstore import migrate, operations, payload, statements
 from taskstore.binding import AuthContext, Binding, new_task_id, shorten
-from taskstore.cipher import Cipher
 from taskstore.clock import Clock
-from taskstore.database import Database
+from taskstore.database import Database, WouldBlockError
 from taskstore.errors import (
     BindingError,
     DatabaseUnavailableError,
     InvalidCursorError,
     LeaseLostError,
     LimitExceededError,
+    NotFinishedError,
     TaskNotFoundError,
 )
 from taskstore.handle import TaskHandle
 from taskstore.instances import Instance, Judge, Verdict, read_instances
-from taskstore.operations import Fence, Limits, Reader, Refused, Row, Transaction
-from taskstore.options import StoreOptions
+from taskstore.operations import Call, Fence, Limits, Refused, Row, Transaction
+from taskstore.options import StoreOptions, whole_milliseconds
 from taskstore.recovery import Recovery
 from taskstore.scheduler import MaintenanceScheduler
 from taskstore.task import (
@@ -63,6 +63,7 @@ class Default(Enum):
 DEFAULT: Final = Default.DEFAULT
 
 _LONGEST_ID = 200
+_EMPTY_ROW: Row = dict.fromkeys(column.name for column in statements.tasks.c)
 _CANCELLED = "The task was cancelled by request."
 
 
@@ -70,15 +71,11 @@ class _Parts:
     """An open store's parts, and what every call does with them: run a unit, raise what it refused."""
 
     def __init__(self, database: Database, options: StoreOptions, *, observer: bool = False) -> None:
-        self.database, self.options, self.clock, self.limits = database, options, options.clock, options.limits
-        self.min_retention_ms = _ms(options.min_retention)
-        self.lease_ms = _ms(options.lease)
-        self.cipher = Cipher(options.keys)
+        self.database, self.options, self.clock = database, options, options.clock
+        self.rules = options.rules()
         self.binding = _open_binding(database, options.binding_secret, observer=observer)
         self.waiting = Waiting(database)
-        self.recovery = Recovery(
-            database, options.clock, self.cipher, min_retention=options.min_retention, on_change=self.waiting.notify
-        )
+        self.recovery = Recovery(database, options, on_change=self.waiting.notify)
         self.held: dict[str, Fence] = {}
         self.handles: dict[str, TaskHandle] = {}
         self.instance: Instance | None = None
@@ -90,17 +87,26 @@ class _Parts:
         """Who stands in the events: this instance; an observer's changes stand under no instance."""
         return "" if self.instance is None else self.instance.instance_id
 
-    def reader(self, auth: AuthContext | None) -> Reader:
-        return Reader(self.binding.auth_key(auth), self.clock.now(), self.lease_ms, self.cipher)
+    def call(self, auth: AuthContext | None) -> Call:
+        return Call(self.binding.auth_key(auth), self.clock.now(), self.writer, self.rules)
 
-    def operator_reader(self) -> Reader:
-        return Reader(None, self.clock.now(), self.lease_ms, self.cipher)
+    def operator_call(self) -> Call:
+        return Call(None, self.clock.now(), self.writer, self.rules)
 
     async def write_unit(self, unit: Callable[[Transaction], T | Refused]) -> T:
-        return _value(await asyncio.wrap_future(self.database.write(unit)))
+        return _value(await self.database.write_soon(unit))
 
     async def read_unit(self, unit: Callable[[Transaction], T | Refused], *, snapshot: bool = False) -> T:
-        return _value(await asyncio.wrap_future(self.database.read(unit, snapshot=snapshot)))
+        return _value(await self.database.read_soon(unit, snapshot=snapshot))
+
+    async def read_row(self, unit: Callable[[Transaction], T | Refused], *, snapshot: bool = False) -> T:
+        """Run a unit that reads a row or two: at once where that is possible, else like any other."""
+        await asyncio.sleep(0)  # a coroutine that polls without a pause must not keep its loop from all others
+        try:
+            value = self.database.read_inline(unit, snapshot=snapshot)
+        except WouldBlockError:
+            return await self.read_unit(unit, snapshot=snapshot)
+        return _value(value)
 
     def let_go(self, fence: Fence) -> None:
         if self.held.get(fence.task_id) == fence:
@@ -156,21 +162,21 @@ class _Rate:
         self._clock, self._allowed = clock, allowed
         self._minute, self._reads = -1, dict[str, int]()
 
-    def count(self, reader: Reader) -> None:
+    def count(self, call: Call) -> None:
         """Count one read.
 
         Raises:
             LimitExceededError: There were as many as allowed in this minute.
         """
-        if self._allowed is None or reader.auth_key is None:
+        if self._allowed is None or call.auth_key is None:
             return
         minute = int(self._clock.monotonic() // 60)
         if minute != self._minute:
             self._minute, self._reads = minute, {}
-        reads = self._reads.get(reader.auth_key, 0)
+        reads = self._reads.get(call.auth_key, 0)
         if reads >= self._allowed:
             raise LimitExceededError("reads_per_minute", self._allowed, "poll less often, or use wait_for_task()")
-        self._reads[reader.auth_key] = reads + 1
+        self._reads[call.auth_key] = reads + 1
 
 
 class TaskStore:
@@ -237,29 +243,29 @@ class TaskStore:
             LeaseLostError: This store is an observer, and runs nothing.
         """
         parts = self._parts
-        reader = parts.reader(auth)
-        values = self._row(reader, ttl, poll_interval, method, name, request, session_id)
+        call = parts.call(auth)
+        values = self._row(call, ttl, poll_interval, method, name, request, session_id)
         if idempotency_key is not None:
             if auth is None:
                 raise ValueError("An idempotency_key needs an auth context: without one, anybody's key could be hit.")
             values.update(self._idempotency(idempotency_key, values))
         if values["request"] is not None:
-            values["request"] = parts.cipher.seal(values["request"], "tasks", "request", values["task_id"])
-        unit = partial(operations.create_task, values=values, reader=reader, writer=parts.writer, limits=parts.limits)
+            values["request"] = parts.rules.cipher.seal(values["request"], "tasks", "request", values["task_id"])
+        unit = partial(operations.create_task, values=values, call=call)
         task = await parts.write_unit(unit)
         if task.existing:
             return task
         parts.held[task.task_id] = Fence(task.task_id, str(values["instance_id"]), task.attempt)
-        audit.info("created %s for %s", shorten(task.task_id), _whose(reader))
+        audit.info("created %s for %s", shorten(task.task_id), _whose(call))
         return task
 
     async def get_task(self, task_id: str, *, auth: AuthContext | None) -> Task:
         """Read a task; no payload is read."""
-        return await _get_task(self._parts, task_id, self._parts.reader(auth))
+        return await _get_task(self._parts, task_id, self._parts.call(auth))
 
     async def get_details(self, task_id: str, *, auth: AuthContext | None) -> TaskDetails:
         """Read a task, its outcome if it is finished, and its open questions: one snapshot of the database."""
-        return await _get_details(self._parts, task_id, self._parts.reader(auth))
+        return await _get_details(self._parts, task_id, self._parts.call(auth))
 
     async def get_outcome(self, task_id: str, *, auth: AuthContext | None) -> Outcome:
         """Read what a finished task came to.
@@ -267,13 +273,10 @@ class TaskStore:
         Raises:
             NotFinishedError: The task is still live.
         """
-        reader = self._parts.reader(auth)
-        self._parts.rate.count(reader)
-        outcome = await self._parts.read_unit(
-            partial(operations.get_outcome, task_id=_checked(task_id), reader=reader), snapshot=True
-        )
-        audit.info("outcome of %s read by %s", shorten(task_id), _whose(reader))
-        return outcome
+        details = await self.get_details(task_id, auth=auth)
+        if details.outcome is None:
+            raise NotFinishedError(details.task)
+        return details.outcome
 
     async def wait_for_task(
         self,
@@ -297,13 +300,15 @@ class TaskStore:
         with parts.waiting.waiter(_checked(task_id)) as waiter:
             while True:
                 change = waiter.next_change()
-                task = await parts.read_unit(partial(operations.get_task, task_id=task_id, reader=parts.reader(auth)))
+                call = parts.call(auth)
+                task = await _read_task(parts, task_id, call)
                 left = None if ends is None else ends - loop.time()
-                due = task.is_finished or (since_version is not None and task.version > since_version)
-                if due or (left is not None and left <= 0):
+                changed = task.is_finished or (since_version is not None and task.version > since_version)
+                if changed or (left is not None and left <= 0):
                     return task
                 waiter.version = task.version
-                await asyncio.wait({asyncio.wrap_future(change)}, timeout=left)
+                pause = _sooner(left, operations.seconds_to_ttl(task, call))
+                await asyncio.wait({asyncio.wrap_future(change)}, timeout=pause)
 
     async def list_tasks(
         self,
@@ -325,17 +330,17 @@ class TaskStore:
             InvalidCursorError: The cursor was issued for another auth context or filter, or not by this store.
         """
         if auth is None:
-            _check_limit(limit, self._parts.limits)
+            _check_limit(limit, self._parts.rules.limits)
             return TaskPage(tasks=(), next_cursor=None)
         filters = {
             "status": None if status is None else TaskStatus(status),
             "session_digest": None if session_id is None else self._parts.binding.session_digest(session_id),
         }
-        return await _list_tasks(self._parts, self._parts.reader(auth), filters, cursor, limit)
+        return await _list_tasks(self._parts, self._parts.call(auth), filters, cursor, limit)
 
     async def list_events(self, task_id: str, *, auth: AuthContext | None, after: int = 0) -> list[TaskEvent]:
         """List a task's state changes after a version, oldest first."""
-        return await _list_events(self._parts, task_id, self._parts.reader(auth), after)
+        return await _list_events(self._parts, task_id, self._parts.call(auth), after)
 
     async def cancel_task(self, task_id: str, *, auth: AuthContext | None) -> Task:
         """Cancel a live task: at once on the record; its work is told, and whatever it still says is refused.
@@ -343,7 +348,7 @@ class TaskStore:
         Raises:
             TaskFinishedError: The task is finished already; carries the record that stands.
         """
-        return await _cancel_task(self._parts, task_id, self._parts.reader(auth))
+        return await _cancel_task(self._parts, task_id, self._parts.call(auth))
 
     async def answer_inputs(
         self, task_id: str, responses: Mapping[str, JsonValue], *, auth: AuthContext | None
@@ -356,17 +361,15 @@ class TaskStore:
             PayloadError: A response to an open question cannot be stored; none of them is.
         """
         parts = self._parts
-        asked = partial(operations.get_details, task_id=_checked(task_id), reader=parts.reader(auth))
-        details = await parts.read_unit(asked, snapshot=True)
+        details = await _read_details(parts, task_id, parts.call(auth))
         encoded = {
-            key: parts.cipher.seal(self._encode(response, f"$.{key}"), "inputs", "response", task_id, key)
+            key: parts.rules.cipher.seal(self._encode(response, f"$.{key}"), "inputs", "response", task_id, key)
             for key, response in responses.items()
             if key in details.input_requests
         }
         if not encoded:
             return details.task
-        reader = parts.reader(auth)
-        unit = partial(operations.answer_inputs, task_id=task_id, responses=encoded, reader=reader, writer=parts.writer)
+        unit = partial(operations.answer_inputs, task_id=task_id, responses=encoded, call=parts.call(auth))
         task = await parts.write_unit(unit)
         parts.waiting.notify(task_id)
         return task
@@ -377,10 +380,10 @@ class TaskStore:
         Raises:
             NotFinishedError: The task is still live; cancel it first.
         """
-        reader = self._parts.reader(auth)
-        await self._parts.write_unit(partial(operations.delete_task, task_id=_checked(task_id), reader=reader))
+        call = self._parts.call(auth)
+        await self._parts.write_unit(partial(operations.delete_task, task_id=_checked(task_id), call=call))
         self._parts.waiting.notify(task_id)
-        audit.info("deleted %s for %s", shorten(task_id), _whose(reader))
+        audit.info("deleted %s for %s", shorten(task_id), _whose(call))
 
     def handle(self, task: Task) -> TaskHandle:
         """Take a task in hand that this store created; at most one handle a task writes.
@@ -410,7 +413,7 @@ class TaskStore:
 
     def _row(
         self,
-        reader: Reader,
+        call: Call,
         ttl: timedelta | None | Default,
         poll_interval: timedelta | None,
         method: str,
@@ -419,39 +422,38 @@ class TaskStore:
         session_id: str | None,
     ) -> Row:
         parts = self._parts
-        ttl_ms = self._ttl_ms(ttl)
+        ttl_ms = self._ttlwhole_milliseconds(ttl)
         if poll_interval is not None and poll_interval < timedelta(0):
             raise ValueError(f"poll_interval must not be negative, but is {poll_interval}.")
-        row: Row = dict.fromkeys(column.name for column in statements.tasks.c)
-        row.update(
-            task_id=new_task_id(reader.now),
-            auth_key=reader.auth_key,
-            server=parts.options.server,
-            method=payload.check_text(method, "$.method"),
-            name=None if name is None else payload.check_text(name, "$.name"),
-            session_digest=None if session_id is None else parts.binding.session_digest(session_id),
-            status=TaskStatus.WORKING.value,
-            is_error=False,
-            created_at=reader.now,
-            last_updated_at=reader.now,
-            ttl_ms=ttl_ms,
-            expires_at=None if ttl_ms is None else reader.now + ttl_ms,
-            poll_interval_ms=None if poll_interval is None else _ms(poll_interval),
-            owner_kind=OwnerKind.INSTANCE.value,
-            instance_id=parts.writer,
-            attempt=1,
-            crashes=0,
-            max_attempts=1,
-            on_crash=OnCrash.FAIL.value,
-            version=1,
-            request=None if request is None else self._encode(request, "$.request"),
-        )
+        row: Row = _EMPTY_ROW | {
+            "task_id": new_task_id(call.now),
+            "auth_key": call.auth_key,
+            "server": parts.options.server,
+            "method": payload.check_text(method, "$.method"),
+            "name": None if name is None else payload.check_text(name, "$.name"),
+            "session_digest": None if session_id is None else parts.binding.session_digest(session_id),
+            "status": TaskStatus.WORKING.value,
+            "is_error": False,
+            "created_at": call.now,
+            "last_updated_at": call.now,
+            "ttl_ms": ttl_ms,
+            "expires_at": None if ttl_ms is None else call.now + ttl_ms,
+            "poll_interval_ms": None if poll_interval is None else whole_milliseconds(poll_interval),
+            "owner_kind": OwnerKind.INSTANCE.value,
+            "instance_id": parts.writer,
+            "attempt": 1,
+            "crashes": 0,
+            "max_attempts": 1,
+            "on_crash": OnCrash.FAIL.value,
+            "version": 1,
+            "request": None if request is None else self._encode(request, "$.request"),
+        }
         if not parts.writer:
             raise LeaseLostError(row["task_id"])
         return row
 
     def _encode(self, value: JsonValue | Mapping[str, JsonValue], what: str) -> bytes:
-        return payload.encode(value, what=what, limit=self._parts.limits.payload_bytes)
+        return payload.encode(value, what=what, limit=self._parts.rules.limits.payload_bytes)
 
     def _idempotency(self, key: str, values: Row) -> Row:
         binding = self._parts.binding
@@ -462,14 +464,14 @@ class TaskStore:
             "request_digest": binding.request_digest(values["method"], values["name"], request),
         }
 
-    def _ttl_ms(self, ttl: timedelta | None | Default) -> int | None:
+    def _ttlwhole_milliseconds(self, ttl: timedelta | None | Default) -> int | None:
         options = self._parts.options
         asked = options.default_ttl if isinstance(ttl, Default) else ttl
         if asked is not None and asked < timedelta(0):
             raise ValueError(f"ttl must not be negative, but is {asked}.")
         if options.max_ttl is not None:
             asked = options.max_ttl if asked is None else min(asked, options.max_ttl)
-        return None if asked is None else _ms(asked)
+        return None if asked is None else whole_milliseconds(asked)
 
 
 class OperatorView:
@@ -480,11 +482,11 @@ class OperatorView:
 
     async def get_task(self, task_id: str) -> Task:
         """Read any task."""
-        return await _get_task(self._parts, task_id, self._parts.operator_reader())
+        return await _get_task(self._parts, task_id, self._parts.operator_call())
 
     async def get_details(self, task_id: str) -> TaskDetails:
         """Read any task, its outcome and its open questions, in one snapshot."""
-        return await _get_details(self._parts, task_id, self._parts.operator_reader())
+        return await _get_details(self._parts, task_id, self._parts.operator_call())
 
     async def list_tasks(
         self,
@@ -503,11 +505,11 @@ class OperatorView:
             "server": server,
             "session_digest": None if session_id is None else self._parts.binding.session_digest(session_id),
         }
-        return await _list_tasks(self._parts, self._parts.operator_reader(), filters, cursor, limit)
+        return await _list_tasks(self._parts, self._parts.operator_call(), filters, cursor, limit)
 
     async def list_events(self, task_id: str, *, after: int = 0) -> list[TaskEvent]:
         """List any task's state changes after a version, oldest first."""
-        return await _list_events(self._parts, task_id, self._parts.operator_reader(), after)
+        return await _list_events(self._parts, task_id, self._parts.operator_call(), after)
 
     async def cancel_task(self, task_id: str) -> Task:
         """Cancel any live task.
@@ -515,7 +517,7 @@ class OperatorView:
         Raises:
             TaskFinishedError: The task is finished already; carries the record that stands.
         """
-        return await _cancel_task(self._parts, task_id, self._parts.operator_reader())
+        return await _cancel_task(self._parts, task_id, self._parts.operator_call())
 
     async def rotate_keys(self) -> RotationReport:
         """Seal every payload under the first of ``StoreOptions.keys``; servers may work on meanwhile.
@@ -552,33 +554,52 @@ class OperatorView:
 # --- what TaskStore and OperatorView share; they differ in who reads
 
 
-async def _get_task(parts: _Parts, task_id: str, reader: Reader) -> Task:
-    parts.rate.count(reader)
-    return await parts.read_unit(partial(operations.get_task, task_id=_checked(task_id), reader=reader))
+async def _get_task(parts: _Parts, task_id: str, call: Call) -> Task:
+    parts.rate.count(call)
+    return await _read_task(parts, task_id, call)
 
 
-async def _get_details(parts: _Parts, task_id: str, reader: Reader) -> TaskDetails:
-    parts.rate.count(reader)
-    unit = partial(operations.get_details, task_id=_checked(task_id), reader=reader)
-    details = await parts.read_unit(unit, snapshot=True)
+async def _read_task(parts: _Parts, task_id: str, call: Call) -> Task:
+    unit = partial(operations.get_task, task_id=_checked(task_id), call=call)
+    task = await parts.read_row(unit)
+    return await parts.read_row(unit) if await _end_due(parts, call, task) else task
+
+
+async def _read_details(parts: _Parts, task_id: str, call: Call) -> TaskDetails:
+    unit = partial(operations.get_details, task_id=_checked(task_id), call=call)
+    details = await parts.read_row(unit, snapshot=True)
+    return await parts.read_row(unit, snapshot=True) if await _end_due(parts, call, details.task) else details
+
+
+async def _end_due(parts: _Parts, call: Call, *tasks: Task) -> bool:
+    """End those of the tasks whose ttl has passed and that nothing keeps; tell whether there were any."""
+    due = [task.task_id for task in tasks if operations.is_due(task, call)]
+    for task_id in due:
+        await parts.write_unit(partial(operations.end_if_due, task_id=task_id, call=call))
+        parts.waiting.notify(task_id)
+    return bool(due)
+
+
+async def _get_details(parts: _Parts, task_id: str, call: Call) -> TaskDetails:
+    parts.rate.count(call)
+    details = await _read_details(parts, task_id, call)
     if details.outcome is not None:
-        audit.info("outcome of %s read by %s", shorten(task_id), _whose(reader))
+        audit.info("outcome of %s read by %s", shorten(task_id), _whose(call))
     return details
 
 
-async def _list_events(parts: _Parts, task_id: str, reader: Reader, after: int) -> list[TaskEvent]:
-    unit = partial(operations.list_events, task_id=_checked(task_id), reader=reader, after=after)
+async def _list_events(parts: _Parts, task_id: str, call: Call, after: int) -> list[TaskEvent]:
+    await _read_task(parts, task_id, call)
+    unit = partial(operations.list_events, task_id=task_id, call=call, after=after)
     return await parts.read_unit(unit, snapshot=True)
 
 
-async def _cancel_task(parts: _Parts, task_id: str, reader: Reader) -> Task:
+async def _cancel_task(parts: _Parts, task_id: str, call: Call) -> Task:
     unit = partial(
         operations.cancel_task,
         task_id=_checked(task_id),
-        reader=reader,
-        writer=parts.writer,
-        message=parts.cipher.seal(payload.encode(_CANCELLED), "tasks", "status_message", task_id),
-        min_retention=parts.min_retention_ms,
+        call=call,
+        message=parts.rules.cipher.seal(payload.encode(_CANCELLED), "tasks", "status_message", task_id),
     )
     task = await parts.write_unit(unit)
     handle = parts.handles.get(task_id)
@@ -586,24 +607,26 @@ async def _cancel_task(parts: _Parts, task_id: str, reader: Reader) -> Task:
         handle.stop_work()
     parts.held.pop(task_id, None)
     parts.waiting.notify(task_id)
-    audit.info("cancelled %s for %s", shorten(task_id), _whose(reader))
+    audit.info("cancelled %s for %s", shorten(task_id), _whose(call))
     return task
 
 
 async def _list_tasks(
-    parts: _Parts, reader: Reader, filters: Mapping[str, str | None], cursor: str | None, limit: int
+    parts: _Parts, call: Call, filters: Mapping[str, str | None], cursor: str | None, limit: int
 ) -> TaskPage:
-    _check_limit(limit, parts.limits)
-    parts.rate.count(reader)
-    scope = json.dumps([reader.auth_key, filters])
+    _check_limit(limit, parts.rules.limits)
+    parts.rate.count(call)
+    scope = json.dumps([call.auth_key, filters])
     unit = partial(
         operations.list_tasks,
-        reader=reader,
+        call=call,
         filters=filters,
         before=None if cursor is None else _position(parts.binding, cursor, scope),
         limit=limit + 1,  # one more than the page tells whether there is another one
     )
     found = await parts.read_unit(unit)
+    if await _end_due(parts, call, *found):
+        found = await parts.read_unit(unit)
     tasks = tuple(found[:limit])
     if len(found) <= limit:
         return TaskPage(tasks=tasks, next_cursor=None)
@@ -638,13 +661,12 @@ def _value(value: T | Refused) -> T:
     return value
 
 
-def _whose(reader: Reader) -> str:
-    return "the operator" if reader.auth_key is None else reader.auth_key[:12] or "no auth context"
+def _sooner(one: float | None, other: float | None) -> float | None:
+    return min((each for each in (one, other) if each is not None), default=None)
 
 
-def _ms(span: timedelta) -> int:
-    """Count milliseconds, a part of one as a whole one: nobody gets less than asked for."""
-    return -(-span // timedelta(milliseconds=1))
+def _whose(call: Call) -> str:
+    return "the operator" if call.auth_key is None else call.auth_key[:12] or "no auth context"
 
 
 # --- opening

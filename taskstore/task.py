@@ -74,6 +74,7 @@ class EventKind(StrEnum):
     FAILED = "failed"
     CANCELLED = "cancelled"
     RECOVERED = "recovered"
+    EXPIRED = "expired"
 
 
 class ReasonCode(StrEnum):
@@ -81,6 +82,7 @@ class ReasonCode(StrEnum):
 
     CRASH_RECOVERY = "CRASH_RECOVERY"  # its process died
     SERVER_STOPPED = "SERVER_STOPPED"  # its process stopped in good order, and did not finish it
+    TTL_EXPIRED = "TTL_EXPIRED"  # its ttl passed, and nothing kept it
     UNSTORABLE_RESULT = "UNSTORABLE_RESULT"
 
 
@@ -174,9 +176,10 @@ class RecoveryReport(_Record):
 
 
 class SweepReport(_Record):
-    """What one sweep did."""
+    """What one sweep did: expired tasks that are gone, and live ones that ended at their ttl."""
 
     deleted: int = 0
+    ended: int = 0
 
 
 class RotationReport(_Record):

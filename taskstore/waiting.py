@@ -14,7 +14,8 @@ from datetime import timedelta
 from taskstore import statements
 from taskstore.binding import notice
 from taskstore.clock import SYSTEM
-from taskstore.database import ChangeFeed, Database
+from taskstore.database import Database
+from taskstore.dialects import ChangeFeed
 from taskstore.errors import DatabaseUnavailableError, TaskStoreError
 from taskstore.operations import Transaction
 from taskstore.statements import WATCH_SIZE

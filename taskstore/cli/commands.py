@@ -11,7 +11,6 @@ import typer
 from pydantic import JsonValue
 
 from taskstore import __version__, migrate, operations, statements
-from taskstore.cipher import Cipher
 from taskstore.cli import EXIT_USAGE, output
 from taskstore.cli.target import KEYS_VARIABLE, SECRET_VARIABLE, Target
 from taskstore.clock import SYSTEM
@@ -25,7 +24,7 @@ from taskstore.errors import (
     TaskStoreError,
 )
 from taskstore.instances import Judge, Verdict, read_instances
-from taskstore.operations import Reader, Row, Transaction
+from taskstore.operations import Call, Row, Transaction
 from taskstore.recovery import Recovery
 from taskstore.schema import DEFAULT_PREFIX, REVISIONS
 from taskstore.store import TaskStore
@@ -362,14 +361,7 @@ def _was_at(revision: str | None) -> str:
 
 def recovery_of(database: Database, target: Target) -> Recovery:
     """Compose the upkeep of a database, as its servers have it."""
-    options = target.options()
-    return Recovery(
-        database,
-        SYSTEM,
-        Cipher(options.keys),
-        min_retention=options.min_retention,
-        on_change=lambda _task_id: None,  # nobody waits in this process
-    )
+    return Recovery(database, target.options(), on_change=lambda _task_id: None)  # nobody waits in this process
 
 
 def _look_for_orphans(database: Database) -> tuple[int, int]:
@@ -406,7 +398,7 @@ def _complete(database: Database, target: Target, beginning: str) -> str:
     # first, and if it is not the only one, the other comes next.
     unit = partial(
         operations.list_tasks,
-        reader=Reader(None, SYSTEM.now(), 0, Cipher(target.options().keys)),
+        call=Call(None, SYSTEM.now(), rules=target.options().rules()),
         filters=dict.fromkeys(("status", "name", "server", "session_digest")),
         before=(0, beginning + "~"),
         limit=2,

@@ -1,5 +1,6 @@
 """SIGKILL at named points: nothing acknowledged is lost, and what was interrupted gets an honest verdict."""
 
+import asyncio
 import os
 import signal
 
@@ -91,9 +92,7 @@ async def test_a_kill_in_the_middle_of_recovery_is_made_good_by_the_next(start, 
     assert (code, told) == (KILLED, [])
     assert (health.live, health.orphans, health.instances) == (0, 0, 1)
     assert {(task.status, task.attempt, task.crashes) for task in verdicts} == {(TaskStatus.FAILED, 2, 1)}
-    assert {tuple(event.kind for event in events) for events in histories} == {
-        (EventKind.CREATED, EventKind.RECOVERED)
-    }
+    assert {tuple(event.kind for event in events) for events in histories} == {(EventKind.CREATED, EventKind.RECOVERED)}
 
 
 async def test_other_processes_open_and_recover_beside_live_work(start, database_url):
@@ -128,7 +127,8 @@ async def test_a_process_that_nobody_has_reaped_is_dead_all_the_same(start, data
     worker = start("finish_and_hang")
     told = worker.hear()
     worker.process.send_signal(signal.SIGKILL)
-    os.waitid(os.P_PID, worker.process.pid, os.WEXITED | os.WNOWAIT)  # it is dead, and still in the process table
+    # It is dead then, and still in the process table.
+    await asyncio.to_thread(os.waitid, os.P_PID, worker.process.pid, os.WEXITED | os.WNOWAIT)
 
     async with TaskStore.open(database_url) as store:
         verdicts = [await store.get_task(task_id, auth=ALICE) for task_id in told["working"]]

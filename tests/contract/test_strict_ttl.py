@@ -1,0 +1,219 @@
+"""Tasks that end at their ttl: whoever finds one due ends it first, then answers; and what expired owners may learn."""
+
+import asyncio
+from datetime import timedelta
+
+import pytest
+from sqlalchemy import text
+
+from taskstore import (
+    EventKind,
+    OwnerKind,
+    ReasonCode,
+    TaskExpiredError,
+    TaskFinishedError,
+    TaskNotFoundError,
+    TaskStatus,
+)
+from taskstore.database import Database
+
+from .conftest import ALICE, BOB, MINUTE
+
+
+@pytest.fixture
+async def strict(open_store):
+    return await open_store(ttl_policy="strict")
+
+
+async def due_task(store, clock):
+    task = await store.create_task(auth=ALICE, ttl=MINUTE)
+    handle = store.handle(task)
+    clock.advance(MINUTE)
+    return task, handle
+
+
+async def check_ended(store, task):
+    details = await store.get_details(task.task_id, auth=ALICE)
+    assert details.task.status is TaskStatus.FAILED
+    assert details.task.status_message == "TTL_EXPIRED: its time to live passed before it finished."
+    assert details.outcome.error["data"] == {"reason": "TTL_EXPIRED"}
+    last = (await store.list_events(task.task_id, auth=ALICE))[-1]
+    assert (last.kind, last.reason, last.to_status) == (EventKind.EXPIRED, ReasonCode.TTL_EXPIRED, TaskStatus.FAILED)
+
+
+async def test_a_live_task_ends_at_its_last_millisecond(strict, clock):
+    task = await strict.create_task(auth=ALICE, ttl=MINUTE)
+
+    clock.advance(MINUTE - timedelta(milliseconds=1))
+    before = await strict.get_task(task.task_id, auth=ALICE)
+    clock.advance(timedelta(milliseconds=1))
+    after = await strict.get_task(task.task_id, auth=ALICE)
+
+    assert (before.status, before.ttl) == (TaskStatus.WORKING, MINUTE)
+    assert after.status is TaskStatus.FAILED
+    await check_ended(strict, task)
+
+
+READS = {
+    "get_task": lambda store, task_id: store.get_task(task_id, auth=ALICE),
+    "get_details": lambda store, task_id: store.get_details(task_id, auth=ALICE),
+    "get_outcome": lambda store, task_id: store.get_outcome(task_id, auth=ALICE),
+    "list_tasks": lambda store, _: store.list_tasks(auth=ALICE),
+    "list failed": lambda store, _: store.list_tasks(auth=ALICE, status="failed"),
+    "list_events": lambda store, task_id: store.list_events(task_id, auth=ALICE),
+    "wait_for_task": lambda store, task_id: store.wait_for_task(task_id, auth=ALICE),
+    "operator": lambda store, task_id: store.operator.get_task(task_id),
+    "operator lists": lambda store, _: store.operator.list_tasks(),
+    "answer_inputs": lambda store, task_id: store.answer_inputs(task_id, {"key": 1}, auth=ALICE),
+    "sweep": lambda store, _: store.sweep(),
+    "peer": lambda store, task_id: store.get_task(task_id, auth=ALICE),
+}
+
+
+@pytest.mark.parametrize("read", READS)
+async def test_whoever_finds_a_task_due_ends_it_first(strict, clock, read):
+    """Nothing may depend on the sweep having run."""
+    task, _ = await due_task(strict, clock)
+
+    found = await READS[read](strict, task.task_id)
+
+    if read == "list failed":
+        assert [each.task_id for each in found.tasks] == [task.task_id]
+    await check_ended(strict, task)
+
+
+@pytest.mark.parametrize("write", ["complete", "fail", "progress", "ask", "cancel"])
+async def test_a_late_write_is_refused_and_told_of_the_ttl(strict, clock, write):
+    task, handle = await due_task(strict, clock)
+    writes = {
+        "complete": lambda: handle.complete({}),
+        "fail": lambda: handle.fail("late"),
+        "progress": lambda: handle.progress(1),
+        "ask": lambda: handle.ask({"a": {}}),
+        "cancel": lambda: strict.cancel_task(task.task_id, auth=ALICE),
+    }
+
+    with pytest.raises(TaskFinishedError) as refused:
+        await writes[write]()
+
+    assert refused.value.task.status is TaskStatus.FAILED
+    await check_ended(strict, task)
+
+
+async def test_a_due_task_can_be_deleted(strict, clock):
+    task, _ = await due_task(strict, clock)
+
+    await strict.delete_task(task.task_id, auth=ALICE)
+
+    with pytest.raises(TaskNotFoundError):
+        await strict.get_task(task.task_id, auth=ALICE)
+
+
+async def test_a_waiter_wakes_at_the_ttl(strict, clock):
+    """Nobody writes anything at that moment, so nobody would wake it."""
+    task = await strict.create_task(auth=ALICE, ttl=timedelta(milliseconds=50))
+    waiter = asyncio.create_task(strict.wait_for_task(task.task_id, auth=ALICE))
+    await asyncio.sleep(0)
+
+    clock.advance(timedelta(milliseconds=50))
+
+    assert (await asyncio.wait_for(waiter, 10)).status is TaskStatus.FAILED
+
+
+async def test_the_sweep_ends_what_is_due_and_keeps_its_verdict_for_the_retention(strict, clock):
+    tasks = [await strict.create_task(auth=ALICE, ttl=MINUTE) for _ in range(120)]
+    clock.advance(MINUTE)
+
+    first, second = await strict.sweep(), await strict.sweep()
+
+    assert (first.ended, first.deleted, second.ended) == (120, 0, 0)
+    await check_ended(strict, tasks[0])
+    clock.advance(timedelta(minutes=15))
+    assert (await strict.sweep()).deleted == 120
+
+
+@pytest.mark.parametrize("kind", [OwnerKind.PARKED, OwnerKind.QUEUED, OwnerKind.EXTERNAL])
+async def test_a_task_that_no_process_holds_ends_at_its_ttl_under_either_policy(store, clock, kind):
+    """Nobody is working on it, so nothing would ever end it."""
+    task = await store.create_task(auth=ALICE, ttl=MINUTE)
+    let_go = text("UPDATE taskstore_tasks SET owner_kind = :kind, instance_id = NULL WHERE task_id = :id")
+    database: Database = store._parts.database
+    database.write(lambda t: t.execute(let_go, {"kind": kind.value, "id": task.task_id})).result()
+
+    clock.advance(MINUTE)
+
+    with pytest.raises(TaskFinishedError):
+        await store.cancel_task(task.task_id, auth=ALICE)
+    await check_ended(store, task)
+
+
+async def test_two_processes_that_find_a_task_due_end_it_once(strict, open_store, clock):
+    peer = await open_store(ttl_policy="strict")
+    task, handle = await due_task(strict, clock)
+
+    await asyncio.gather(
+        *(each.get_task(task.task_id, auth=ALICE) for each in (strict, peer) * 5),
+        handle.complete({}),
+        strict.sweep(),
+        peer.sweep(),
+        return_exceptions=True,
+    )
+
+    await check_ended(strict, task)
+    assert len(await strict.list_events(task.task_id, auth=ALICE)) == 2
+
+
+@pytest.mark.parametrize("swept", [False, True], ids=["unswept", "swept"])
+async def test_with_tombstones_the_owner_learns_that_a_task_expired(open_store, finish, clock, swept):
+    """A client that lost track can tell 'too late' from 'never was'; to all others the id stays unknown."""
+    store = await open_store(tombstones=timedelta(days=7))
+    task, unbound = await finish(store, ttl=MINUTE), await finish(store, ttl=MINUTE, auth=None)
+    clock.advance(timedelta(hours=1))
+    if swept:
+        assert (await store.sweep()).deleted == 2
+
+    for call in (store.get_task, store.get_details, store.cancel_task, store.delete_task, store.list_events):
+        with pytest.raises(TaskExpiredError):
+            await call(task.task_id, auth=ALICE)
+        for task_id, auth in ((task.task_id, BOB), (task.task_id, None), (unbound.task_id, None), ("tsk_no", ALICE)):
+            with pytest.raises(TaskNotFoundError) as refused:
+                await call(task_id, auth=auth)
+            assert type(refused.value) is TaskNotFoundError
+            assert str(refused.value).endswith("not found.")
+
+
+async def test_tombstones_are_bounded_in_age_and_number(open_store, finish, clock):
+    store = await open_store(tombstones=timedelta(days=7), tombstone_limit=3)
+    tasks = []
+    for _ in range(5):
+        tasks.append(await finish(store, ttl=MINUTE))
+        clock.advance(timedelta(seconds=1))
+    clock.advance(timedelta(hours=1))
+    await store.sweep()
+
+    async def expired():
+        kinds = []
+        for task in tasks:
+            with pytest.raises(TaskNotFoundError) as refused:
+                await store.get_task(task.task_id, auth=ALICE)
+            kinds.append(type(refused.value) is TaskExpiredError)
+        return kinds
+
+    limited = await expired()
+    clock.advance(timedelta(days=8))
+    await store.sweep()
+
+    assert limited == [False, False, True, True, True]
+    assert await expired() == [False] * 5
+
+
+async def test_without_the_option_no_tombstone_is_kept(store, open_store, finish, clock):
+    task = await finish(store, ttl=MINUTE)
+    clock.advance(timedelta(hours=1))
+    await store.sweep()
+    later = await open_store(tombstones=timedelta(days=7))
+
+    with pytest.raises(TaskNotFoundError) as refused:
+        await later.get_task(task.task_id, auth=ALICE)
+
+    assert type(refused.value) is TaskNotFoundError
