@@ -1,0 +1,161 @@
+"""How a process ends that has a store open: at once, with the right code, quietly, and with everything stored."""
+
+import os
+import signal
+
+import pytest
+
+from tests.unit.outside import process, query, run_python
+
+START = """
+import asyncio, os, sys, threading
+from taskstore import AuthContext, TaskStore
+
+ALICE = AuthContext(subject="alice")
+
+async def leave_open(complete=True):
+    manager = TaskStore.open(sys.argv[1])
+    store = await manager.__aenter__()
+    task = await store.create_task(auth=ALICE)
+    if complete:
+        await store.handle(task).complete("done")
+    return manager, store
+"""
+
+LEAVE_THE_LOOP_OPEN = """
+loop = asyncio.new_event_loop()
+kept = loop.run_until_complete(leave_open())
+"""
+LEFT_OPEN = START + LEAVE_THE_LOOP_OPEN
+
+# The scheduler is imported when the interpreter is ending already, and has the time to fail at it.
+SLOW_SCHEDULER = """
+import atexit, sys, threading, time
+
+class Slow:
+    def find_spec(self, name, path=None, target=None):
+        while name.startswith("apscheduler") and threading.main_thread().is_alive():
+            time.sleep(0.001)
+
+@atexit.register
+def wait_for_upkeep():
+    for thread in threading.enumerate():
+        if thread.name == "taskstore-upkeep":
+            thread.join(5)
+
+sys.meta_path.insert(0, Slow())
+"""
+
+# Each way to leave: what the script does after START, its exit code, and how its stderr ends (None: with nothing).
+WAYS_TO_LEAVE = {
+    "close": ("async def main():\n    async with TaskStore.open(sys.argv[1]) as store:\n"
+              "        await store.handle(await store.create_task(auth=ALICE)).complete('done')\n"
+              "asyncio.run(main())", 0, None),
+    "no close": ("kept = asyncio.run(leave_open())", 0, None),
+    "no close, nothing kept": ("asyncio.run(leave_open())", 0, None),
+    "no close, loop left open": (LEAVE_THE_LOOP_OPEN, 0, None),
+    "exception": ("async def main():\n    kept = await leave_open()\n    raise ValueError('of the user')\n"
+                  "asyncio.run(main())", 1, "ValueError: of the user"),
+    "exception inside": (
+        "async def main():\n    async with TaskStore.open(sys.argv[1]) as store:\n"
+        "        await store.handle(await store.create_task(auth=ALICE)).complete('done')\n"
+        "        raise ValueError('of the user')\n"
+        "asyncio.run(main())", 1, "ValueError: of the user"
+    ),
+    "exit": ("async def main():\n    kept = await leave_open()\n    sys.exit(3)\nasyncio.run(main())", 3, None),
+    "hard exit": ("async def main():\n    kept = await leave_open()\n    os._exit(4)\nasyncio.run(main())", 4, None),
+}  # fmt: skip
+
+INTERRUPTED = (
+    START
+    + """
+async def main():
+    async with TaskStore.open(sys.argv[1]) as store:
+        await store.handle(await store.create_task(auth=ALICE)).complete("done")
+        print("stored", flush=True)
+        await asyncio.Event().wait()
+asyncio.run(main())
+"""
+)
+
+FORKED = (
+    START
+    + """
+async def main():
+    return await leave_open()
+loop = asyncio.new_event_loop()
+kept = loop.run_until_complete(main())
+child = os.fork()
+if child == 0:
+    sys.exit(0)  # a child that only ends must not end anything of its parent's
+_, status = os.waitpid(child, 0)
+assert status == 0, status
+loop.run_until_complete(kept[1].handle(loop.run_until_complete(kept[1].create_task(auth=ALICE))).complete("done"))
+loop.run_until_complete(kept[0].__aexit__(None, None, None))
+"""
+)
+
+
+@pytest.mark.parametrize("way", WAYS_TO_LEAVE)
+def test_a_process_ends_with_everything_stored_however_it_leaves(database_url: str, way: str) -> None:
+    """Seen elsewhere: a thread of the library kept the interpreter from ending, and containers had to be killed."""
+    script, code, last_words = WAYS_TO_LEAVE[way]
+
+    said = run_python(START + script, database_url)
+
+    assert said.returncode == code
+    assert said.stderr.strip().splitlines()[-1:] == ([] if last_words is None else [last_words])
+    assert said.stderr.count("Traceback") == (0 if last_words is None else 1)
+    assert query(database_url, "SELECT status FROM taskstore_tasks") == [("completed",)]
+
+
+def test_a_process_that_does_not_close_ends_within_two_seconds(database_url: str) -> None:
+    """Supervisors wait for ten seconds before they kill, and users for less."""
+    with process(LEFT_OPEN + "print('over', flush=True)", database_url) as server:
+        server.says()
+        code = server.popen.wait(timeout=2)
+
+    assert code == 0
+
+
+def test_a_process_that_ends_while_upkeep_is_starting_ends_quietly(database_url: str) -> None:
+    """Upkeep imports its scheduler on a thread of its own, and a short program may be over before that is done."""
+    said = run_python(SLOW_SCHEDULER + LEFT_OPEN, database_url)
+
+    assert (said.returncode, said.stdout, said.stderr) == (0, "", "")
+    assert query(database_url, "SELECT status FROM taskstore_tasks") == [("completed",)]
+
+
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM], ids=lambda sent: sent.name)
+def test_a_process_that_is_told_to_stop_stops(database_url: str, sent: signal.Signals) -> None:
+    """Ctrl-C closes the store on the way out; SIGTERM, which Python does not handle, is as good as a crash."""
+    with process(INTERRUPTED, database_url) as server:
+        server.says()
+        os.kill(server.popen.pid, sent)
+        code, _, complaint = server.end()
+
+    assert code == -sent
+    assert complaint.strip().splitlines()[-1:] == (["KeyboardInterrupt"] if sent is signal.SIGINT else [])
+    assert query(database_url, "SELECT status FROM taskstore_tasks") == [("completed",)]
+    assert len(query(database_url, "SELECT * FROM taskstore_instances")) == (0 if sent is signal.SIGINT else 1)
+
+
+def test_a_task_left_live_by_a_process_that_ended_is_failed_by_the_next_one(database_url: str) -> None:
+    """Nobody waits for ever, although nobody closed."""
+    left = run_python(START + "asyncio.run(leave_open(complete=False))\nos._exit(0)", database_url)
+
+    said = run_python(START + "asyncio.run(leave_open())", database_url)
+
+    assert (left.returncode, said.returncode) == (0, 0)
+    assert query(database_url, "SELECT status FROM taskstore_tasks ORDER BY created_at") == [
+        ("failed",),
+        ("completed",),
+    ]
+
+
+def test_a_child_of_a_fork_that_ends_leaves_its_parents_store_alone(database_url: str) -> None:
+    """Servers that fork helpers after the start are common; the child has no threads of the store's, and no say."""
+    said = run_python(FORKED, database_url)
+
+    assert (said.returncode, said.stderr) == (0, "")
+    assert query(database_url, "SELECT status FROM taskstore_tasks") == [("completed",), ("completed",)]
