@@ -138,17 +138,14 @@ class Database:
         try:
             if self._closed:
                 raise closed_error()
-            return self._read_at_once(unit, snapshot)
-        except DatabaseUnavailableError as error:
+            if self._inline_connection is None:
+                self._inline_connection = self._engine.raw_connection()
+                self._inline_connection.driver_connection.execute(f"PRAGMA busy_timeout={INLINE_TIMEOUT_MS}")
+            return self._run_reading(self._inline_connection.driver_connection, unit, snapshot)
+        except (DatabaseUnavailableError, SQLAlchemyError, self._dialect.driver_error) as error:
             raise WouldBlockError from error  # the reader finds out whether it is more than that
         finally:
             self._inline.release()
-
-    def _read_at_once(self, unit: Unit[T], snapshot: bool) -> T:
-        if self._inline_connection is None:
-            self._inline_connection = self._engine.raw_connection()
-            self._inline_connection.driver_connection.execute(f"PRAGMA busy_timeout={INLINE_TIMEOUT_MS}")
-        return self._run_reading(self._inline_connection.driver_connection, unit, snapshot)
 
     def write_here(self, unit: Unit[T]) -> T:
         """Run a unit on this thread and a connection of its own, past the writer's queue."""

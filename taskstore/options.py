@@ -109,4 +109,5 @@ class StoreOptions:
 
 def whole_milliseconds(span: timedelta) -> int:
     """Count milliseconds, a part of one as a whole one: nobody gets less than asked for."""
-    return -(-span // timedelta(milliseconds=1))
+    whole, rest = divmod(span, timedelta(milliseconds=1))
+    return whole + bool(rest)

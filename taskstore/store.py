@@ -63,6 +63,7 @@ class Default(Enum):
 DEFAULT: Final = Default.DEFAULT
 
 _LONGEST_ID = 200
+_LONGEST_SPAN_MS = 10**14  # an instant after it is still one that a datetime can hold
 _EMPTY_ROW: Row = dict.fromkeys(column.name for column in statements.tasks.c)
 _CANCELLED = "The task was cancelled by request."
 
@@ -222,6 +223,7 @@ class TaskStore:
         request: JsonValue | Mapping[str, JsonValue] = None,
         session_id: str | None = None,
         idempotency_key: str | None = None,
+        parent_task_id: str | None = None,
     ) -> Task:
         """Create a task in status ``working``, held by this process; it is durable when this returns.
 
@@ -234,9 +236,11 @@ class TaskStore:
             session_id: Narrows listings; never part of who may see the task.
             idempotency_key: Makes a create that is repeated return the first one's task, with ``existing`` set: for
                 the same auth context, key, method, name and request, for as long as that task is kept.
+            parent_task_id: The task that this one is a part of; kept for the application, and never shown to clients.
 
         Raises:
-            ValueError: ``ttl`` or ``poll_interval`` is negative, or a key is given without an auth context.
+            ValueError: ``ttl`` or ``poll_interval`` is negative or beyond all measure, or a key is given without an
+                auth context.
             IdempotencyConflictError: The key was used for another request.
             LimitExceededError: The auth context has as many tasks as it may have.
             PayloadError: ``request``, ``method`` or ``name`` cannot be stored.
@@ -245,6 +249,8 @@ class TaskStore:
         parts = self._parts
         call = parts.call(auth)
         values = self._row(call, ttl, poll_interval, method, name, request, session_id)
+        if parent_task_id is not None:
+            values["parent_task_id"] = _checked(parent_task_id)
         if idempotency_key is not None:
             if auth is None:
                 raise ValueError("An idempotency_key needs an auth context: without one, anybody's key could be hit.")
@@ -422,9 +428,9 @@ class TaskStore:
         session_id: str | None,
     ) -> Row:
         parts = self._parts
-        ttl_ms = self._ttlwhole_milliseconds(ttl)
-        if poll_interval is not None and poll_interval < timedelta(0):
-            raise ValueError(f"poll_interval must not be negative, but is {poll_interval}.")
+        ttl_ms = self._ttl_ms(ttl)
+        if poll_interval is not None:
+            _check_span("poll_interval", poll_interval)
         row: Row = _EMPTY_ROW | {
             "task_id": new_task_id(call.now),
             "auth_key": call.auth_key,
@@ -438,7 +444,7 @@ class TaskStore:
             "last_updated_at": call.now,
             "ttl_ms": ttl_ms,
             "expires_at": None if ttl_ms is None else call.now + ttl_ms,
-            "poll_interval_ms": None if poll_interval is None else whole_milliseconds(poll_interval),
+            "poll_interval_ms": None if poll_interval is None else _span_ms("poll_interval", poll_interval),
             "owner_kind": OwnerKind.INSTANCE.value,
             "instance_id": parts.writer,
             "attempt": 1,
@@ -464,14 +470,14 @@ class TaskStore:
             "request_digest": binding.request_digest(values["method"], values["name"], request),
         }
 
-    def _ttlwhole_milliseconds(self, ttl: timedelta | None | Default) -> int | None:
+    def _ttl_ms(self, ttl: timedelta | Default | None) -> int | None:
         options = self._parts.options
         asked = options.default_ttl if isinstance(ttl, Default) else ttl
-        if asked is not None and asked < timedelta(0):
-            raise ValueError(f"ttl must not be negative, but is {asked}.")
+        if asked is not None:
+            _check_span("ttl", asked)
         if options.max_ttl is not None:
             asked = options.max_ttl if asked is None else min(asked, options.max_ttl)
-        return None if asked is None else whole_milliseconds(asked)
+        return None if asked is None else _span_ms("ttl", asked)
 
 
 class OperatorView:
@@ -640,6 +646,18 @@ def _position(binding: Binding, cursor: str, scope: str) -> tuple[int, str]:
         raise InvalidCursorError()
     created_at, task_id = position.split(" ")
     return int(created_at), task_id
+
+
+def _check_span(name: str, span: timedelta) -> None:
+    if span < timedelta(0):
+        raise ValueError(f"{name} must not be negative, but is {span}.")
+
+
+def _span_ms(name: str, span: timedelta) -> int:
+    ms = whole_milliseconds(span)
+    if ms > _LONGEST_SPAN_MS:
+        raise ValueError(f"{name} is at most {_LONGEST_SPAN_MS} ms, some 3,000 years; ask for None instead.")
+    return ms
 
 
 def _check_limit(limit: int, limits: Limits) -> None:

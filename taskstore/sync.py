@@ -155,6 +155,7 @@ class SyncTaskStore:
         request: JsonValue | Mapping[str, JsonValue] = None,
         session_id: str | None = None,
         idempotency_key: str | None = None,
+        parent_task_id: str | None = None,
     ) -> Task:
         """See ``TaskStore.create_task``."""
         return self._loop.run(
@@ -167,6 +168,7 @@ class SyncTaskStore:
                 request=request,
                 session_id=session_id,
                 idempotency_key=idempotency_key,
+                parent_task_id=parent_task_id,
             )
         )
 

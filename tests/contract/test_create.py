@@ -74,6 +74,20 @@ async def test_a_ttl_of_none_is_unlimited_only_where_there_is_no_maximum(open_st
     assert (await store.get_task(far.task_id, auth=ALICE)).ttl == timedelta(days=400)
 
 
+@pytest.mark.parametrize("ttl", [timedelta.max, timedelta(milliseconds=10**14 + 1)], ids=["the longest", "3,000 years"])
+async def test_a_ttl_beyond_all_measure_is_refused_where_there_is_no_maximum(open_store: OpenStore, store, ttl):
+    """Its end would be an instant that nothing can hold; under a maximum it is cut like any other."""
+    unlimited = await open_store(max_ttl=None)
+
+    with pytest.raises(ValueError, match="ask for None instead"):
+        await unlimited.create_task(auth=ALICE, ttl=ttl)
+    longest = await unlimited.create_task(auth=ALICE, ttl=timedelta(milliseconds=10**14))
+
+    assert (await store.create_task(auth=ALICE, ttl=ttl)).ttl == timedelta(days=30)
+    assert longest.expires_at is not None
+    assert longest.expires_at.year > 5000
+
+
 async def test_a_ttl_that_is_not_given_is_the_stores_default(open_store: OpenStore):
     store = await open_store(default_ttl=timedelta(minutes=7))
 
