@@ -142,7 +142,8 @@ class Recovery:
             )
             batch = self._database.write(unit).result()
             for task, auth_key in batch:
-                audit.info("recovered %s of %s, held by %s", shorten(task.task_id), auth_key[:12] or "nobody", dead)
+                whose = auth_key[:12] or "no auth context"
+                audit.info("recovered %s of %s, held by %s", shorten(task.task_id), whose, dead or "nobody known")
                 recovered.append(task.task_id)
                 self._on_change(task.task_id)
             progress(len(recovered))

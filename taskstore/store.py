@@ -94,20 +94,24 @@ class _Parts:
     def operator_call(self) -> Call:
         return Call(None, self.clock.now(), self.writer, self.rules)
 
-    async def write_unit(self, unit: Callable[[Transaction], T | Refused]) -> T:
-        return _value(await self.database.write_soon(unit))
+    async def write_unit(self, unit: Callable[[Transaction], T | Refused], call: Call | None = None) -> T:
+        """Run a unit; raise what it refused. ``call`` is whose it is, for the audit log; None is a tool's."""
+        return _value(await self.database.write_soon(unit), call)
 
-    async def read_unit(self, unit: Callable[[Transaction], T | Refused], *, snapshot: bool = False) -> T:
-        return _value(await self.database.read_soon(unit, snapshot=snapshot))
+    async def read_unit(
+        self, unit: Callable[[Transaction], T | Refused], call: Call | None = None, *, snapshot: bool = False
+    ) -> T:
+        """Run a unit that only reads, on a reader."""
+        return _value(await self.database.read_soon(unit, snapshot=snapshot), call)
 
-    async def read_row(self, unit: Callable[[Transaction], T | Refused], *, snapshot: bool = False) -> T:
+    async def read_row(self, unit: Callable[[Transaction], T | Refused], call: Call, *, snapshot: bool = False) -> T:
         """Run a unit that reads a row or two: at once where that is possible, else like any other."""
         await asyncio.sleep(0)  # a coroutine that polls without a pause must not keep its loop from all others
         try:
             value = self.database.read_inline(unit, snapshot=snapshot)
         except WouldBlockError:
-            return await self.read_unit(unit, snapshot=snapshot)
-        return _value(value)
+            return await self.read_unit(unit, call, snapshot=snapshot)
+        return _value(value, call)
 
     def let_go(self, fence: Fence) -> None:
         if self.held.get(fence.task_id) == fence:
@@ -258,7 +262,7 @@ class TaskStore:
         if values["request"] is not None:
             values["request"] = parts.rules.cipher.seal(values["request"], "tasks", "request", values["task_id"])
         unit = partial(operations.create_task, values=values, call=call)
-        task = await parts.write_unit(unit)
+        task = await parts.write_unit(unit, call)
         if task.existing:
             return task
         parts.held[task.task_id] = Fence(task.task_id, str(values["instance_id"]), task.attempt)
@@ -375,8 +379,9 @@ class TaskStore:
         }
         if not encoded:
             return details.task
-        unit = partial(operations.answer_inputs, task_id=task_id, responses=encoded, call=parts.call(auth))
-        task = await parts.write_unit(unit)
+        call = parts.call(auth)
+        unit = partial(operations.answer_inputs, task_id=task_id, responses=encoded, call=call)
+        task = await parts.write_unit(unit, call)
         parts.waiting.notify(task_id)
         return task
 
@@ -387,7 +392,7 @@ class TaskStore:
             NotFinishedError: The task is still live; cancel it first.
         """
         call = self._parts.call(auth)
-        await self._parts.write_unit(partial(operations.delete_task, task_id=_checked(task_id), call=call))
+        await self._parts.write_unit(partial(operations.delete_task, task_id=_checked(task_id), call=call), call)
         self._parts.waiting.notify(task_id)
         audit.info("deleted %s for %s", shorten(task_id), _whose(call))
 
@@ -567,21 +572,21 @@ async def _get_task(parts: _Parts, task_id: str, call: Call) -> Task:
 
 async def _read_task(parts: _Parts, task_id: str, call: Call) -> Task:
     unit = partial(operations.get_task, task_id=_checked(task_id), call=call)
-    task = await parts.read_row(unit)
-    return await parts.read_row(unit) if await _end_due(parts, call, task) else task
+    task = await parts.read_row(unit, call)
+    return await parts.read_row(unit, call) if await _end_due(parts, call, task) else task
 
 
 async def _read_details(parts: _Parts, task_id: str, call: Call) -> TaskDetails:
     unit = partial(operations.get_details, task_id=_checked(task_id), call=call)
-    details = await parts.read_row(unit, snapshot=True)
-    return await parts.read_row(unit, snapshot=True) if await _end_due(parts, call, details.task) else details
+    details = await parts.read_row(unit, call, snapshot=True)
+    return await parts.read_row(unit, call, snapshot=True) if await _end_due(parts, call, details.task) else details
 
 
 async def _end_due(parts: _Parts, call: Call, *tasks: Task) -> bool:
     """End those of the tasks whose ttl has passed and that nothing keeps; tell whether there were any."""
     due = [task.task_id for task in tasks if operations.is_due(task, call)]
     for task_id in due:
-        await parts.write_unit(partial(operations.end_if_due, task_id=task_id, call=call))
+        await parts.write_unit(partial(operations.end_if_due, task_id=task_id, call=call), call)
         parts.waiting.notify(task_id)
     return bool(due)
 
@@ -597,7 +602,7 @@ async def _get_details(parts: _Parts, task_id: str, call: Call) -> TaskDetails:
 async def _list_events(parts: _Parts, task_id: str, call: Call, after: int) -> list[TaskEvent]:
     await _read_task(parts, task_id, call)
     unit = partial(operations.list_events, task_id=task_id, call=call, after=after)
-    return await parts.read_unit(unit, snapshot=True)
+    return await parts.read_unit(unit, call, snapshot=True)
 
 
 async def _cancel_task(parts: _Parts, task_id: str, call: Call) -> Task:
@@ -607,7 +612,7 @@ async def _cancel_task(parts: _Parts, task_id: str, call: Call) -> Task:
         call=call,
         message=parts.rules.cipher.seal(payload.encode(_CANCELLED), "tasks", "status_message", task_id),
     )
-    task = await parts.write_unit(unit)
+    task = await parts.write_unit(unit, call)
     handle = parts.handles.get(task_id)
     if handle is not None:
         handle.stop_work()
@@ -630,9 +635,9 @@ async def _list_tasks(
         before=None if cursor is None else _position(parts.binding, cursor, scope),
         limit=limit + 1,  # one more than the page tells whether there is another one
     )
-    found = await parts.read_unit(unit)
+    found = await parts.read_unit(unit, call)
     if await _end_due(parts, call, *found):
-        found = await parts.read_unit(unit)
+        found = await parts.read_unit(unit, call)
     tasks = tuple(found[:limit])
     if len(found) <= limit:
         return TaskPage(tasks=tasks, next_cursor=None)
@@ -672,9 +677,9 @@ def _checked(task_id: str) -> str:
     return task_id
 
 
-def _value(value: T | Refused) -> T:
+def _value(value: T | Refused, call: Call | None) -> T:
     if isinstance(value, Refused):
-        audit.info("refused: %s", value.error)
+        audit.info("refused %s: %s", "a tool" if call is None else _whose(call), value.error)
         raise value.error
     return value
 
