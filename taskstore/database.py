@@ -8,6 +8,7 @@ the batch is rolled back and its units run again one by one, so that no unit har
 import asyncio
 import hashlib
 import logging
+import os
 import random
 import re
 import threading
@@ -36,7 +37,7 @@ from taskstore.dialects import (
     LostError,
     dialect_of,
 )
-from taskstore.errors import DatabaseUnavailableError
+from taskstore.errors import DatabaseUnavailableError, TaskStoreError
 from taskstore.lanes import Lane, Submission, Unit, closed_error
 from taskstore.operations import Params, Row, Transaction
 from taskstore.schema import DEFAULT_PREFIX, VERSION_TABLE, check_identifier
@@ -87,6 +88,7 @@ class Database:
         self.prefix, self.schema = prefix, schema
         self._engine = self._dialect.engine()
         self._kept = threading.local()
+        self._pid = os.getpid()
         self._disposed = False
         self._compiler = _Compiler(self._engine, prefix, schema)
         try:
@@ -106,6 +108,7 @@ class Database:
 
     def write(self, unit: Unit[T]) -> "Future[T]":
         """Hand a unit to the writer; the future has its value after COMMIT."""
+        self._check_process()
         return self._writer.submit(unit, snapshot=False)
 
     def read(self, unit: Unit[T], *, snapshot: bool = False) -> "Future[T]":
@@ -114,14 +117,17 @@ class Database:
         Args:
             snapshot: Whether all its statements must see one state of the database.
         """
+        self._check_process()
         return self._reader.submit(unit, snapshot=snapshot)
 
     def write_soon(self, unit: Unit[T]) -> "asyncio.Future[T]":
         """Hand a unit to the writer, for a coroutine to await; what one turn of its loop submits travels together."""
+        self._check_process()
         return self._writer.submit_soon(unit, snapshot=False)
 
     def read_soon(self, unit: Unit[T], *, snapshot: bool = False) -> "asyncio.Future[T]":
         """Hand a unit that only reads to a reader, for a coroutine to await; arguments as of ``read``."""
+        self._check_process()
         return self._reader.submit_soon(unit, snapshot=snapshot)
 
     def read_inline(self, unit: Unit[T], *, snapshot: bool = False) -> T:
@@ -136,7 +142,7 @@ class Database:
         if not self._dialect.reads_inline or not self._inline.acquire(blocking=False):
             raise WouldBlockError
         try:
-            if self._closed:
+            if self._closed or self.is_foreign:
                 raise closed_error()
             if self._inline_connection is None:
                 self._inline_connection = self._engine.raw_connection()
@@ -146,6 +152,17 @@ class Database:
             raise WouldBlockError from error  # the reader finds out whether it is more than that
         finally:
             self._inline.release()
+
+    @property
+    def is_foreign(self) -> bool:
+        """Whether a fork brought it here: neither its threads nor its locks and connections belong to this process."""
+        return os.getpid() != self._pid
+
+    def _check_process(self) -> None:
+        if self.is_foreign:
+            raise DatabaseUnavailableError(
+                "The store was opened before a fork and belongs to the parent process; open another one after the fork."
+            )
 
     def write_here(self, unit: Unit[T]) -> T:
         """Run a unit on this thread and a connection of its own, past the writer's queue."""
@@ -179,15 +196,16 @@ class Database:
 
     def revision(self) -> str | None:
         """Read which revision of ours the database is at; None where there is none."""
+        return self.read_here(self.read_revision)
+
+    def read_revision(self, transaction: Transaction) -> str | None:
+        """Unit: read the revision; see ``revision``."""
+        assert isinstance(transaction, _Transaction)
         name = f"{self.prefix}{VERSION_TABLE}"
-        with self._checkout() as connection:
-            try:
-                if connection.execute(*self._dialect.find_table(name, self.schema)).fetchone()[0] is None:
-                    return None
-                qualified = name if self.schema is None else f"{self.schema}.{name}"
-                row = connection.execute(f"SELECT version_num FROM {qualified}").fetchone()
-            except self._dialect.driver_error as error:
-                raise self._dialect.classify(error, connection) from error
+        if transaction.driver.execute(*self._dialect.find_table(name, self.schema)).fetchone()[0] is None:
+            return None
+        qualified = name if self.schema is None else f"{self.schema}.{name}"
+        row = transaction.driver.execute(f"SELECT version_num FROM {qualified}").fetchone()
         return None if row is None else str(row[0])
 
     @contextmanager
@@ -289,7 +307,7 @@ class Database:
             return False
         try:
             return self._read(look, snapshot=False)
-        except DatabaseUnavailableError as error:
+        except TaskStoreError as error:
             raise _unknown_outcome(self.label) from error
 
     def _transact(self, units: Sequence[Unit[Any]]) -> "list[_Ran[Any]]":
@@ -346,6 +364,7 @@ class Database:
     @contextmanager
     def _checkout(self) -> Iterator[Any]:
         """Borrow a connection of the pool's; a lane's thread keeps the one it has."""
+        self._check_process()
         if self._disposed:
             raise closed_error()
         keeps = getattr(self._kept, "keeps", False)
@@ -437,7 +456,7 @@ class _Transaction:
     """See ``operations.Transaction``; statements run on the driver's connection, compiled once by SQLAlchemy."""
 
     def __init__(self, connection: Any, compiler: "_Compiler", dialect: "Dialect") -> None:
-        self._connection, self._compiler = connection, compiler
+        self.driver, self._compiler = connection, compiler
         self._combines, self._lock_sql = dialect.combines, dialect.lock_sql
         self.events: list[dict[str, object]] = []
 
@@ -447,24 +466,24 @@ class _Transaction:
 
     def rows(self, statement: Executable, params: Params) -> list[Row]:
         compiled = self._compiler.compiled(statement)
-        cursor = self._connection.execute(compiled.sql, compiled.bind(params))
+        cursor = self.driver.execute(compiled.sql, compiled.bind(params))
         if compiled.names is None:
             compiled.names = [column[0] for column in cursor.description]
         return [dict(zip(compiled.names, values, strict=True)) for values in cursor.fetchall()]
 
     def execute(self, statement: Executable, params: Params) -> int:
         compiled = self._compiler.compiled(statement)
-        return int(self._connection.execute(compiled.sql, compiled.bind(params)).rowcount)
+        return int(self.driver.execute(compiled.sql, compiled.bind(params)).rowcount)
 
     def lock(self, name: str) -> None:
         # On SQLite every writing transaction has the one write lock from its beginning.
         if self._lock_sql is not None:
             key = int.from_bytes(hashlib.sha256(f"{self._compiler.prefix} {name}".encode()).digest()[:8], signed=True)
-            self._connection.execute(self._lock_sql, (key,))
+            self.driver.execute(self._lock_sql, (key,))
 
     def notify(self, task_id: str) -> None:
         if self._combines:
-            self._connection.execute(NOTIFY, (self._compiler.channel, notice(task_id)))
+            self.driver.execute(NOTIFY, (self._compiler.channel, notice(task_id)))
 
     def change(self, change: Change, params: Params) -> Row | None:
         # PostgreSQL writes the task and its event, and notifies, in one statement; SQLite has no data-modifying CTE,

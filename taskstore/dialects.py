@@ -288,6 +288,9 @@ class Postgres(Dialect):
         self.begin = "BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL synchronous_commit TO " + (
             "on" if durability == "full" else "off"
         )
+        # A peer that stands still in the middle of a transaction must not stop every writer here for ever.
+        self.begin += f"; SET LOCAL lock_timeout TO {_BUSY_TIMEOUT_MS}"
+        self.begin += f"; SET LOCAL idle_in_transaction_session_timeout TO {3 * _BUSY_TIMEOUT_MS}"
         self.begin_snapshot = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
 
     def engine(self) -> Engine:

@@ -92,6 +92,7 @@ class TaskHandle:
         self._timer: asyncio.TimerHandle | None = None
         self._watch: asyncio.TimerHandle | None = None
         self._background: set[asyncio.Task[None]] = set()
+        self._last_words: set[asyncio.Task[None]] = set()
         self._finished = self._stop_work = False
 
     @property
@@ -115,6 +116,9 @@ class TaskHandle:
             except (LeaseLostError, TaskNotFoundError):
                 self.stop_work()
             except TaskStoreError as error:
+                if self._host.waiting.closed:
+                    self.stop_work()
+                    return
                 logger.warning("Cannot see whether task %s was cancelled: %s", shorten(self.task_id), error)
                 await asyncio.sleep(_OUTAGE_PAUSE.total_seconds())
             else:
@@ -136,8 +140,8 @@ class TaskHandle:
             PayloadError: A number is not finite, or the message cannot be stored.
         """
         for name, number in (("$.progress", value), ("$.total", total)):
-            if number is not None and not math.isfinite(number):
-                raise PayloadError(name, f"JSON has no {number}")
+            if number is not None:
+                _check_number(number, name)
         if message is not None:
             payload.encode(message, what="$.message")
             self._said.message = message
@@ -221,12 +225,26 @@ class TaskHandle:
             questions.append({"key": key, "name": name, "request": sealed})
         call = self._host.operator_call()
         await self._write(partial(operations.ask, fence=self._fence, questions=questions, call=call))
-        task = await self._until(lambda task: task.status is not TaskStatus.INPUT_REQUIRED)
+        try:
+            task = await self._until(lambda task: task.status is not TaskStatus.INPUT_REQUIRED)
+        except asyncio.CancelledError:
+            withdraw = partial(operations.withdraw, fence=self._fence, call=self._host.operator_call())
+            withdrawing = asyncio.create_task(self._withdraw(withdraw))
+            self._last_words.add(withdrawing)
+            withdrawing.add_done_callback(self._last_words.discard)
+            await asyncio.shield(withdrawing)
+            raise
+        if task.status is TaskStatus.INPUT_REQUIRED:
+            raise LeaseLostError(self.task_id)
         if task.is_finished:
             self.stop_work()
             raise TaskFinishedError(task, TaskStatus.WORKING)
         answers = partial(operations.read_answers, fence=self._fence, keys=frozenset(keys), call=call)
         return await self._host.read_unit(answers)
+
+    async def _withdraw(self, unit: Callable[[Transaction], Task | Refused]) -> None:
+        with suppress(TaskStoreError):  # answered meanwhile, or finished, or lost
+            await self._write(unit)
 
     async def __aenter__(self) -> Self:
         # Work that is over in a moment needs no eye on other processes, which costs more than such work does.
@@ -252,8 +270,19 @@ class TaskHandle:
             logger.error("Task %s: %s", shorten(self.task_id), message, exc_info=error)
         else:
             message = f"The tool {self._name} was stopped before it finished"
-        with suppress(TaskFinishedError, LeaseLostError, TaskNotFoundError):
-            await self.fail(message)
+        # A scope of anyio's cancels every await of its body again: the write goes on all the same.
+        failing = asyncio.create_task(self._fail_at_exit(message))
+        self._last_words.add(failing)
+        failing.add_done_callback(self._last_words.discard)
+        await asyncio.shield(failing)
+
+    async def _fail_at_exit(self, message: str) -> None:
+        try:
+            with suppress(TaskFinishedError, LeaseLostError, TaskNotFoundError):
+                await self.fail(message)
+        finally:
+            # If that was not stored, upkeep sees that nobody holds the task.
+            self._host.let_go(self._fence)
 
     def stop_work(self) -> None:
         """Let the work know that it should stop; wakes whoever waits in ``wait_cancelled``."""
@@ -322,3 +351,12 @@ class TaskHandle:
                     return task
                 waiter.version = task.version
                 await asyncio.wait({asyncio.wrap_future(change)})
+
+
+def _check_number(number: float, what: str) -> None:
+    try:
+        finite = math.isfinite(number)
+    except OverflowError:  # an integer beyond every float
+        finite = False
+    if not finite:
+        raise PayloadError(what, "it is no finite number")

@@ -19,7 +19,6 @@ from taskstore import statements
 from taskstore.binding import new_instance_id
 from taskstore.clock import Clock
 from taskstore.database import Database
-from taskstore.errors import TaskStoreError
 from taskstore.operations import Row, Transaction
 
 logger = logging.getLogger("taskstore")
@@ -189,7 +188,7 @@ class Instance:
         while not self._stop.wait(self._heartbeat.total_seconds()):
             try:
                 self.beat()
-            except TaskStoreError as error:
+            except Exception as error:  # noqa: BLE001  whatever it is, a heart that stops kills live work
                 # Nothing to do but beat again: nobody is declared dead while nobody can reach the database.
                 logger.warning("Heartbeat of instance %s failed, trying again: %s", self.instance_id, error)
 

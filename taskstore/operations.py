@@ -410,8 +410,11 @@ def delete_task(transaction: Transaction, task_id: str, *, call: Call) -> Refuse
         return task
     if is_due(task, call):
         end_if_due(transaction, task_id, call=call)
-    deleted = transaction.row(statements.DELETE, call.about(task_id))
-    return Refused(NotFinishedError(task)) if deleted is None else None
+    if transaction.row(statements.DELETE, call.about(task_id)) is not None:
+        return None
+    # Somebody else may have deleted it since it was read.
+    task = get_task(transaction, task_id, call=call)
+    return task if isinstance(task, Refused) else Refused(NotFinishedError(task))
 
 
 def answer_inputs(
@@ -509,6 +512,14 @@ def ask(transaction: Transaction, fence: Fence, questions: Sequence[Params], *, 
     return task
 
 
+def withdraw(transaction: Transaction, fence: Fence, *, call: Call) -> Task | Refused:
+    """Close the open questions of a tool that waits for their answers no longer, and set the task to ``working``."""
+    task = _change_held(transaction, statements.WITHDRAW, fence, {}, call, TaskStatus.WORKING)
+    if not isinstance(task, Refused):
+        transaction.execute(statements.CLOSE_INPUTS, call.about(fence.task_id))
+    return task
+
+
 def read_answers(transaction: Transaction, fence: Fence, keys: Iterable[str], *, call: Call) -> dict[str, JsonValue]:
     """Read the answers to some questions of this attempt, by the tool's own names; open ones are left out."""
     asked = set(keys)
@@ -595,6 +606,25 @@ def recover_orphans(
         if row is not None:
             recovered.append((task_of(row, call), str(row["auth_key"])))
     return recovered
+
+
+def read_held(transaction: Transaction, instance_id: str) -> set[Fence]:
+    """Read which live tasks an instance owns."""
+    rows = transaction.rows(statements.HELD_LIVE, {"instance_id": instance_id})
+    return {Fence(row["task_id"], instance_id, row["attempt"]) for row in rows}
+
+
+def fail_abandoned(transaction: Transaction, fences: Iterable[Fence], *, call: Call) -> list[str]:
+    """Fail tasks that their own process holds no more; return the ids of those that were still live."""
+    failed = []
+    for fence in sorted(fences, key=lambda fence: fence.task_id):
+        error, message, digest = _verdict(
+            {"task_id": fence.task_id}, call, ReasonCode.ABANDONED, "the server lost hold of this task"
+        )
+        told = {"error": error, "status_message": message, "outcome_digest": digest, "crashed": 0}
+        if transaction.change(statements.ABANDON, {**call.params, **fence.params, **told}) is not None:
+            failed.append(fence.task_id)
+    return failed
 
 
 def _verdict(task: Row, call: Call, reason: ReasonCode, why: str) -> tuple[bytes, bytes, str]:

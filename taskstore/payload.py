@@ -10,6 +10,7 @@ from pydantic_core import from_json, to_json
 from taskstore.errors import PayloadError
 
 MAX_DEPTH = 100
+_LARGEST_INTEGER_BITS = 13_000
 
 
 def encode(value: JsonValue | Mapping[str, JsonValue], *, what: str = "$", limit: int | None = None) -> bytes:
@@ -59,31 +60,37 @@ def check_text(value: str, what: str) -> str:
 
 def _refusal(value: object, depth: int) -> tuple[str, str] | None:
     """Find what cannot be stored: the path to it and the problem, or None."""
-    match value:
-        case None | bool() | int():
-            return None
-        case str():
-            return ("", "it contains a lone surrogate") if _has_lone_surrogate(value) else None
-        case float():
-            return None if math.isfinite(value) else ("", f"JSON has no {value}")
+    if value is None or isinstance(value, str | int | float):
+        problem = _scalar_problem(value)
+        return None if problem is None else ("", problem)
     if depth == MAX_DEPTH:
         return "", f"it is nested deeper than {MAX_DEPTH} levels"
-    match value:
-        case Mapping():
-            for key, item in value.items():
-                if not isinstance(key, str):
-                    return "", f"its key {key!r} is no string"
-                if _has_lone_surrogate(key):
-                    return "", f"its key {key!r} contains a lone surrogate"
-                if (found := _refusal(item, depth + 1)) is not None:
-                    return f".{key}{found[0]}", found[1]
-            return None
-        case list() | tuple():
-            for position, item in enumerate(value):
-                if (found := _refusal(item, depth + 1)) is not None:
-                    return f"[{position}]{found[0]}", found[1]
-            return None
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            if not isinstance(key, str):
+                return "", f"its key {key!r} is no string"
+            if _has_lone_surrogate(key):
+                return "", f"its key {key!r} contains a lone surrogate"
+            if (found := _refusal(item, depth + 1)) is not None:
+                return f".{key}{found[0]}", found[1]
+        return None
+    if isinstance(value, list | tuple):
+        for position, item in enumerate(value):
+            if (found := _refusal(item, depth + 1)) is not None:
+                return f"[{position}]{found[0]}", found[1]
+        return None
     return "", f"{type(value).__name__} is no JSON type"
+
+
+def _scalar_problem(value: object) -> str | None:
+    match value:
+        case str() if _has_lone_surrogate(value):
+            return "it contains a lone surrogate"
+        case float() if not math.isfinite(value):
+            return f"JSON has no {value}"
+        case int() if value.bit_length() > _LARGEST_INTEGER_BITS:  # it could be written, and never be read again
+            return "it is an integer of more than 4,000 digits"
+    return None
 
 
 def _has_lone_surrogate(text: str) -> bool:

@@ -134,6 +134,12 @@ class TaskRunner:
 
     async def _run(self, handle: TaskHandle, work: Work, name: str) -> None:
         """Run one task's work to its end: its own, a cancellation, or the runner's."""
+        try:
+            await self._run_held(handle, work, name)
+        finally:
+            handle.stop_work()  # whatever could not be stored, upkeep fails
+
+    async def _run_held(self, handle: TaskHandle, work: Work, name: str) -> None:
         working = _keep(self._works, asyncio.create_task(_outcome(work, handle, name)))
         cancelled = asyncio.create_task(handle.wait_cancelled())
         ends: list[asyncio.Future[Any]] = [working, cancelled, self._stopping]
@@ -197,6 +203,10 @@ async def _outcome(work: Work, handle: TaskHandle, name: str) -> WorkResult | Wo
             raise
         # The work awaited something that somebody else cancelled; nobody cancelled the work itself.
         logger.exception("Tool %s of task %s ended in a stray cancellation.", name, shorten(handle.task_id))
+        return _unexpected(name)
+    except (TaskFinishedError, LeaseLostError, TaskNotFoundError) as refusal:
+        # Nothing is left to say: what the tool wrote last was refused, because the task is over or somebody else's.
+        logger.info("Tool %s of task %s ended: %s", name, shorten(handle.task_id), refusal)
         return _unexpected(name)
     except Exception:  # a tool is foreign code: whatever it raises ends its task and nothing else
         logger.exception("Tool %s of task %s raised an unexpected exception.", name, shorten(handle.task_id))

@@ -203,6 +203,7 @@ _TAKEN_AWAY = _finish(
 ).where(_FENCE)
 RECOVER = _change(EventKind.RECOVERED, _TAKEN_AWAY, ReasonCode.CRASH_RECOVERY)
 HAND_OVER = _change(EventKind.RECOVERED, _TAKEN_AWAY, ReasonCode.SERVER_STOPPED)
+ABANDON = _change(EventKind.RECOVERED, _TAKEN_AWAY, ReasonCode.ABANDONED)
 END_DUE = _change(
     EventKind.EXPIRED,
     _finish(
@@ -223,6 +224,9 @@ RESUME = _change(
     ),
 )
 
+WITHDRAW = _change(EventKind.RESUMED, _become(TaskStatus.WORKING).where(_FENCE, _NOT_DUE))
+CLOSE_INPUTS = update(inputs).where(inputs.c.task_id == _text("task_id"), _OPEN).values(closed_at=_NOW)
+
 # Progress is no state change: it writes no event, but raises the version so that waiters see it.
 PROGRESS = (
     update(tasks)
@@ -239,7 +243,7 @@ OPERATOR_GET = select(*TASK_COLUMNS).where(_THIS, _NOT_EXPIRED)
 OPERATOR_GET_WITH_OUTCOME = select(*TASK_COLUMNS, tasks.c.result, tasks.c.error).where(_THIS, _NOT_EXPIRED)
 IDEMPOTENT = select(*TASK_COLUMNS).where(_OWN, _KEYED, _NOT_EXPIRED)
 FREE_KEY = update(tasks).where(_OWN, _KEYED, ~_NOT_EXPIRED).values(idempotency_digest=null())
-COUNT_LIVE = select(func.count().label("count")).select_from(tasks).where(_OWN, _IS_LIVE)
+COUNT_LIVE = select(func.count().label("count")).select_from(tasks).where(_OWN, _IS_LIVE, _NOT_DUE)
 COUNT_STORED = select(func.count().label("count")).select_from(tasks).where(_OWN, _NOT_EXPIRED)
 LOCK_OWN = select(*TASK_COLUMNS).where(_THIS, _OWN, _NOT_EXPIRED).with_for_update()
 DELETE = delete(tasks).where(_THIS, _OWN, _NOT_EXPIRED, ~_IS_LIVE).returning(tasks.c.task_id)
@@ -361,6 +365,7 @@ ORPHANS_OF = (
     .limit(_number("limit"))
     .with_for_update(skip_locked=True)
 )
+HELD_LIVE = select(tasks.c.task_id, tasks.c.attempt).where(_HELD_LIVE, tasks.c.instance_id == _text("instance_id"))
 # Rows whose instance has no row; they start from the index of live rows, so finished ones cost nothing.
 ORPHANS_OF_NOBODY = (
     select(*TASK_COLUMNS).where(_HELD_LIVE, ~_REGISTERED).limit(_number("limit")).with_for_update(skip_locked=True)
@@ -391,9 +396,16 @@ EXPIRED = (
         )
     )
 )
-_KEPT_TOMBSTONES = select(tombstones.c.task_id).order_by(tombstones.c.expired_at.desc()).limit(_number("keep"))
+# Not NOT IN (the ones to keep): PostgreSQL cannot hash 100,000 ids in its work_mem, and compares each with each.
+_OLDEST_KEPT = (
+    select(tombstones.c.expired_at)
+    .order_by(tombstones.c.expired_at.desc())
+    .limit(1)
+    .offset(_number("keep") - 1)
+    .scalar_subquery()
+)
 PRUNE_TOMBSTONES = delete(tombstones).where(
-    or_(tombstones.c.expired_at < _number("before"), tombstones.c.task_id.not_in(_KEPT_TOMBSTONES))
+    or_(tombstones.c.expired_at < _number("before"), tombstones.c.expired_at < _OLDEST_KEPT)
 )
 
 COUNTS = select(

@@ -4,8 +4,9 @@ import asyncio
 import json
 import logging
 import secrets
+import threading
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from datetime import timedelta
 from enum import Enum
 from functools import partial
@@ -63,6 +64,7 @@ class Default(Enum):
 DEFAULT: Final = Default.DEFAULT
 
 _LONGEST_ID = 200
+_LAST_VERSION = 2**63 - 1
 _LONGEST_SPAN_MS = 10**14  # an instant after it is still one that a datetime can hold
 _EMPTY_ROW: Row = dict.fromkeys(column.name for column in statements.tasks.c)
 _CANCELLED = "The task was cancelled by request."
@@ -81,6 +83,7 @@ class _Parts:
         self.handles: dict[str, TaskHandle] = {}
         self.instance: Instance | None = None
         self.scheduler = MaintenanceScheduler()
+        self._unheld: set[Fence] = set()
         self.rate = _Rate(options.clock, options.limits.reads_per_minute)
 
     @property
@@ -113,9 +116,21 @@ class _Parts:
             return await self.read_unit(unit, call, snapshot=snapshot)
         return _value(value, call)
 
+    def cancel_unwanted(self, creating: "asyncio.Future[Task | Refused]") -> None:
+        """Cancel the task of a create whose caller is gone: nobody will ever run it."""
+        if creating.cancelled() or creating.exception() is not None:
+            return
+        task = creating.result()
+        if isinstance(task, Task) and not task.existing:
+            message = self.rules.cipher.seal(payload.encode(_CANCELLED), "tasks", "status_message", task.task_id)
+            unit = partial(operations.cancel_task, task_id=task.task_id, call=self.operator_call(), message=message)
+            with suppress(DatabaseUnavailableError):  # closed: the hand-over has failed it
+                self.database.write(unit)
+
     def let_go(self, fence: Fence) -> None:
+        # The loop's thread and the heartbeat's may both come here.
         if self.held.get(fence.task_id) == fence:
-            del self.held[fence.task_id]
+            self.held.pop(fence.task_id, None)
             self.handles.pop(fence.task_id, None)
 
     def start(self) -> None:
@@ -134,14 +149,28 @@ class _Parts:
             self.recover()
             self.scheduler.add("recover", self.recover, options.recovery_interval)
             self.scheduler.add("sweep", self.recovery.sweep, options.sweep_interval)
+            self.scheduler.add("abandoned", self.fail_abandoned, options.recovery_interval)
             self.scheduler.start()
+
+    def fail_abandoned(self) -> None:
+        """Fail what this instance owns and nothing here holds, now and a pass ago: a create may be under way."""
+        owned = self.database.read(partial(operations.read_held, instance_id=self.writer)).result()
+        unheld = {fence for fence in owned if fence.task_id not in self.held}
+        given_up, self._unheld = unheld & self._unheld, unheld
+        if given_up:
+            unit = partial(operations.fail_abandoned, fences=given_up, call=self.operator_call())
+            for task_id in self.database.write(unit).result():
+                logger.error("Task %s was failed: nothing in this process held it.", shorten(task_id))
+                self.waiting.notify(task_id)
 
     def recover(self) -> RecoveryReport:
         return self.recovery.recover(self.writer)
 
     def close(self) -> None:
-        self.scheduler.stop()
+        if self.database.is_foreign:
+            return  # inherited by a fork: it is the parent's to close
         try:
+            self.scheduler.stop()
             if self.instance is not None:
                 self.instance.stop()
                 self.recovery.hand_over(self.instance.instance_id)
@@ -210,7 +239,12 @@ class TaskStore:
             SchemaError: The schema is missing or behind and may not be migrated here, or it is ahead of this code.
             BindingError: The database was first opened with another binding secret.
         """
-        parts = await asyncio.to_thread(_open, url, options or StoreOptions())
+        opening = asyncio.get_running_loop().run_in_executor(None, _open, url, options or StoreOptions())
+        try:
+            parts = await asyncio.shield(opening)
+        except asyncio.CancelledError:
+            opening.add_done_callback(_close_unwanted)
+            raise
         try:
             yield cls(parts)
         finally:
@@ -262,7 +296,13 @@ class TaskStore:
         if values["request"] is not None:
             values["request"] = parts.rules.cipher.seal(values["request"], "tasks", "request", values["task_id"])
         unit = partial(operations.create_task, values=values, call=call)
-        task = await parts.write_unit(unit, call)
+        creating = parts.database.write_soon(unit)
+        try:
+            # Shielded: a caller that is cancelled cannot tell whether its unit had begun.
+            task = _value(await asyncio.shield(creating), call)
+        except asyncio.CancelledError:
+            creating.add_done_callback(parts.cancel_unwanted)
+            raise
         if task.existing:
             return task
         parts.held[task.task_id] = Fence(task.task_id, str(values["instance_id"]), task.attempt)
@@ -512,8 +552,8 @@ class OperatorView:
         """List every task, newest first; arguments and errors are those of ``TaskStore.list_tasks``."""
         filters = {
             "status": None if status is None else TaskStatus(status),
-            "name": name,
-            "server": server,
+            "name": None if name is None else payload.check_text(name, "$.name"),
+            "server": None if server is None else payload.check_text(server, "$.server"),
             "session_digest": None if session_id is None else self._parts.binding.session_digest(session_id),
         }
         return await _list_tasks(self._parts, self._parts.operator_call(), filters, cursor, limit)
@@ -549,11 +589,12 @@ class OperatorView:
             assert counts is not None, "an aggregate without GROUP BY has one row"
             return counts, transaction.rows(statements.HELD_BY, {}), read_instances(transaction)
 
+        revision = await parts.database.read_soon(parts.database.read_revision)
         counts, held_by, instances = await parts.read_unit(look, snapshot=True)
         verdicts = Judge(parts.clock).judge(instances)
         return Health(
             database=parts.database.label,
-            revision=parts.database.revision() or "",
+            revision=revision or "",
             orphans=sum(
                 row["held"] for row in held_by if verdicts.get(row["instance_id"], Verdict.DEAD) is Verdict.DEAD
             ),
@@ -601,7 +642,7 @@ async def _get_details(parts: _Parts, task_id: str, call: Call) -> TaskDetails:
 
 async def _list_events(parts: _Parts, task_id: str, call: Call, after: int) -> list[TaskEvent]:
     await _read_task(parts, task_id, call)
-    unit = partial(operations.list_events, task_id=task_id, call=call, after=after)
+    unit = partial(operations.list_events, task_id=task_id, call=call, after=min(after, _LAST_VERSION))
     return await parts.read_unit(unit, call, snapshot=True)
 
 
@@ -636,7 +677,7 @@ async def _list_tasks(
         limit=limit + 1,  # one more than the page tells whether there is another one
     )
     found = await parts.read_unit(unit, call)
-    if await _end_due(parts, call, *found):
+    while await _end_due(parts, call, *found):  # those that come up in their place may be due too
         found = await parts.read_unit(unit, call)
     tasks = tuple(found[:limit])
     if len(found) <= limit:
@@ -704,6 +745,7 @@ def _open(url: str, options: StoreOptions, *, observer: bool = False) -> _Parts:
         schema=options.schema,
         observer=observer,
     )
+    parts = None
     try:
         may_migrate = database.name == "sqlite" if options.migrate is None else options.migrate
         if may_migrate and not observer and migrate.needs_upgrade(database):
@@ -713,9 +755,15 @@ def _open(url: str, options: StoreOptions, *, observer: bool = False) -> _Parts:
         if not observer:
             parts.start()
     except BaseException:
-        database.close()
+        database.close() if parts is None else parts.close()
         raise
     return parts
+
+
+def _close_unwanted(opening: "asyncio.Future[_Parts]") -> None:
+    """Close a store whose opener was cancelled; on a thread, since the loop may be about to end."""
+    if not opening.cancelled() and opening.exception() is None:
+        threading.Thread(target=opening.result().close, name="taskstore-close").start()
 
 
 @asynccontextmanager

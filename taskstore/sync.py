@@ -5,9 +5,10 @@ rule stands here, and arguments, results and errors are those written there.
 """
 
 import asyncio
+import sys
 import threading
 from collections.abc import Coroutine, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from types import TracebackType
 from typing import Self, TypeVar
@@ -57,12 +58,14 @@ class _Loop:
                 "SyncTaskStore blocks, and was called inside a coroutine; use TaskStore there, "
                 "or call it through asyncio.to_thread()."
             )
-        if self._loop.is_closed():
+        if self._loop.is_closed() or sys.is_finalizing():  # at interpreter exit the loop's thread runs no more
             work.close()
             raise DatabaseUnavailableError("The store is closed; open it again with SyncTaskStore.open().")
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
     def close(self) -> None:
+        if sys.is_finalizing():
+            return
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
@@ -140,7 +143,8 @@ class SyncTaskStore:
             try:
                 yield cls(loop, store)
             finally:
-                loop.run(opened.__aexit__(None, None, None))
+                with suppress(DatabaseUnavailableError):
+                    loop.run(opened.__aexit__(None, None, None))
         finally:
             loop.close()
 

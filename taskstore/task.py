@@ -83,6 +83,7 @@ class ReasonCode(StrEnum):
     CRASH_RECOVERY = "CRASH_RECOVERY"  # its process died
     SERVER_STOPPED = "SERVER_STOPPED"  # its process stopped in good order, and did not finish it
     TTL_EXPIRED = "TTL_EXPIRED"  # its ttl passed, and nothing kept it
+    ABANDONED = "ABANDONED"  # its process lives, but nothing in it holds the task
     UNSTORABLE_RESULT = "UNSTORABLE_RESULT"
 
 

@@ -66,6 +66,11 @@ class Waiting:
         self._stop = threading.Event()
         self._poll: threading.Thread | None = None
 
+    @property
+    def closed(self) -> bool:
+        """Whether nobody will be woken any more."""
+        return self._stop.is_set()
+
     @contextmanager
     def waiter(self, task_id: str) -> Iterator[Waiter]:
         """Count as a waiter for a task while inside."""
@@ -117,9 +122,11 @@ class Waiting:
         while not self._stop.is_set():
             anything, notices = feed.wait(self._stop)
             with self._lock:
-                waited = [(task_id, list(waiters)) for task_id, waiters in self._waiters.items()]
+                anybody = bool(self._waiters)
+                # With many waiters and many notices a copy for each notice would cost all of the process's time.
+                waited = [(task_id, list(waiters)) for task_id, waiters in self._waiters.items()] if anything else []
                 noticed = [self._noticed[each] for each in notices if each in self._noticed]
-                idle_since = None if waited else idle_since or SYSTEM.monotonic()
+                idle_since = None if anybody else idle_since or SYSTEM.monotonic()
                 if idle_since is not None and SYSTEM.monotonic() - idle_since > LINGER.total_seconds():
                     self._poll = None
                     return

@@ -40,7 +40,8 @@ async def fill(store) -> dict[str, str]:
     await store.wait_for_task(asked.task_id, auth=ALICE, since_version=asked.version)
     keys = sorted((await store.get_details(asked.task_id, auth=ALICE)).input_requests)
     await store.answer_inputs(asked.task_id, {keys[0]: MARKER}, auth=ALICE)
-    asking.cancel()
+    # The question stays open; when the store closes, nobody is left to hear the answer.
+    asking.add_done_callback(lambda done: done.cancelled() or done.exception())
     return {"done": done.task_id, "failed": failed.task_id, "asked": asked.task_id}
 
 

@@ -8,6 +8,7 @@ from sqlalchemy import text
 
 from taskstore import (
     EventKind,
+    Limits,
     OwnerKind,
     ReasonCode,
     TaskExpiredError,
@@ -98,6 +99,25 @@ async def test_a_late_write_is_refused_and_told_of_the_ttl(strict, clock, write)
 
     assert refused.value.task.status is TaskStatus.FAILED
     await check_ended(strict, task)
+
+
+async def test_a_due_task_counts_as_over(open_store, clock):
+    """A limit must not depend on the sweep having run."""
+    strict = await open_store(ttl_policy="strict", limits=Limits(live_tasks=1))
+    await due_task(strict, clock)
+
+    assert (await strict.create_task(auth=ALICE)).status is TaskStatus.WORKING
+
+
+async def test_a_listing_by_status_shows_that_status_only(strict, clock):
+    """Ending one page of due tasks brings up others, which may be due too."""
+    for _ in range(5):
+        await strict.create_task(auth=ALICE, ttl=MINUTE)
+    clock.advance(MINUTE)
+
+    page = await strict.list_tasks(auth=ALICE, status=TaskStatus.COMPLETED, limit=1)
+
+    assert page.tasks == ()
 
 
 async def test_a_due_task_can_be_deleted(strict, clock):

@@ -1,0 +1,148 @@
+"""Whoever goes away, by whatever door, leaves no task behind that says 'working' for ever."""
+
+import asyncio
+import os
+import subprocess
+import sys
+import threading
+
+import anyio
+import pytest
+
+from taskstore import EventKind, ReasonCode, TaskNotFoundError, TaskStatus, TaskStore
+
+from .conftest import ALICE
+
+
+async def test_a_block_under_a_cancel_scope_fails_its_task(store):
+    """Anyio's scopes, in which every SDK runs, cancel each await of a block that is being left again."""
+    task = await store.create_task(auth=ALICE)
+
+    with anyio.CancelScope() as scope:
+        async with store.handle(task):
+            scope.cancel()
+            await anyio.sleep_forever()
+
+    seen = await store.wait_for_task(task.task_id, auth=ALICE)
+    assert seen.status is TaskStatus.FAILED
+    async with asyncio.timeout(10):  # the write is known here a moment after everybody can read it
+        while store._parts.held:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+
+
+async def test_a_cancelled_create_leaves_no_live_task_and_no_used_key(store):
+    """The caller cannot tell whether its task was made, so nobody will ever run it."""
+    for number in range(20):
+        creating = asyncio.create_task(store.create_task(auth=ALICE, idempotency_key=f"{number}"))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        creating.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await creating
+
+    tasks = (await store.list_tasks(auth=ALICE)).tasks
+    finished = [await store.wait_for_task(task.task_id, auth=ALICE) for task in tasks]
+    assert {task.status for task in finished} <= {TaskStatus.CANCELLED}
+    assert not store._parts.held  # which is set only when a create is heard of
+
+
+async def test_a_task_that_its_process_holds_no_more_is_failed_as_abandoned(store):
+    """An outage may swallow a last write; the process lives on, so no other one would ever judge the task."""
+    kept, lost = await store.create_task(auth=ALICE), await store.create_task(auth=ALICE)
+    parts = store._parts
+    parts.let_go(parts.held[lost.task_id])
+
+    await asyncio.to_thread(parts.fail_abandoned)
+    after_one = await store.get_task(lost.task_id, auth=ALICE)
+    await asyncio.to_thread(parts.fail_abandoned)
+
+    seen = await store.get_details(lost.task_id, auth=ALICE)
+    last = (await store.list_events(lost.task_id, auth=ALICE))[-1]
+    assert after_one.status is TaskStatus.WORKING  # a create may be between its COMMIT and its caller
+    assert seen.task.status is TaskStatus.FAILED
+    assert seen.outcome.error["data"]["reason"] == "ABANDONED"
+    assert (last.kind, last.reason) == (EventKind.RECOVERED, ReasonCode.ABANDONED)
+    assert (await store.get_task(kept.task_id, auth=ALICE)).status is TaskStatus.WORKING
+
+
+async def test_a_tool_that_stops_waiting_for_an_answer_can_go_on(store):
+    """A tool's own timeout must not leave the task asking for something that nobody waits for."""
+    task = await store.create_task(auth=ALICE)
+    handle = store.handle(task)
+    asking = asyncio.create_task(handle.ask({"name": {"method": "elicitation/create"}}))
+    asked = await store.wait_for_task(task.task_id, auth=ALICE, since_version=task.version)
+    key = next(iter((await store.get_details(task.task_id, auth=ALICE)).input_requests))
+
+    asking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asking
+
+    resumed = await store.wait_for_task(task.task_id, auth=ALICE, since_version=asked.version)
+    late = await store.answer_inputs(task.task_id, {key: "too late"}, auth=ALICE)
+    again = asyncio.create_task(handle.ask({"name": {"method": "elicitation/create"}}))
+    await store.wait_for_task(task.task_id, auth=ALICE, since_version=late.version)
+    fresh = next(iter((await store.get_details(task.task_id, auth=ALICE)).input_requests))
+    await store.answer_inputs(task.task_id, {fresh: "Ann"}, auth=ALICE)
+    assert (resumed.status, late.status) == (TaskStatus.WORKING, TaskStatus.WORKING)
+    assert await asyncio.wait_for(again, 10) == {"name": "Ann"}
+
+
+async def test_an_open_that_is_cancelled_leaves_no_store_running(database_url):
+    """Its heartbeat would say for ever that a store lives which nobody has."""
+    for _ in range(3):
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.001):
+                await TaskStore.open(database_url).__aenter__()
+
+    async with TaskStore.open(database_url) as store, asyncio.timeout(30):
+        while (await store.operator.health()).instances > 1:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    async with asyncio.timeout(30):
+        while any(thread.name.startswith("taskstore") for thread in threading.enumerate()):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+async def test_two_deletes_at_once_both_see_it_gone(store, peer, finish):
+    for _ in range(10):
+        task = await finish(store)
+
+        answers = await asyncio.gather(
+            *(each.delete_task(task.task_id, auth=ALICE) for each in (store, peer) * 2), return_exceptions=True
+        )
+
+        assert answers.count(None) == 1
+        assert all(isinstance(answer, TaskNotFoundError) for answer in answers if answer is not None)
+
+
+FORK = """
+import os, sys
+from taskstore import AuthContext, DatabaseUnavailableError, SyncTaskStore
+
+with SyncTaskStore.open(sys.argv[1]) as store:
+    task = store.create_task(auth=AuthContext(subject="alice"))
+    if os.fork() == 0:
+        for call in (store._store._parts.database.revision, lambda: store._store._parts.database.read(print)):
+            try:
+                call()
+            except DatabaseUnavailableError as error:
+                print(error, flush=True)
+        store._store._parts.close()
+        os._exit(0)
+    os.wait()
+    print(store.get_task(task.task_id, auth=AuthContext(subject="alice")).status)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
+def test_after_a_fork_the_child_cannot_use_the_parents_store(database_url):
+    """Two processes on one connection garble it, and a close by the child would fail the parent's tasks."""
+    ran = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", FORK, database_url],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+
+    assert ran.stdout.count("opened before a fork") == 2
+    assert ran.stdout.splitlines()[-1] == "working"
