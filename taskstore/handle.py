@@ -228,11 +228,7 @@ class TaskHandle:
         try:
             task = await self._until(lambda task: task.status is not TaskStatus.INPUT_REQUIRED)
         except asyncio.CancelledError:
-            withdraw = partial(operations.withdraw, fence=self._fence, call=self._host.operator_call())
-            withdrawing = asyncio.create_task(self._withdraw(withdraw))
-            self._last_words.add(withdrawing)
-            withdrawing.add_done_callback(self._last_words.discard)
-            await asyncio.shield(withdrawing)
+            await self._insist(self._withdraw())
             raise
         if task.status is TaskStatus.INPUT_REQUIRED:
             raise LeaseLostError(self.task_id)
@@ -242,9 +238,9 @@ class TaskHandle:
         answers = partial(operations.read_answers, fence=self._fence, keys=frozenset(keys), call=call)
         return await self._host.read_unit(answers)
 
-    async def _withdraw(self, unit: Callable[[Transaction], Task | Refused]) -> None:
+    async def _withdraw(self) -> None:
         with suppress(TaskStoreError):  # answered meanwhile, or finished, or lost
-            await self._write(unit)
+            await self._write(partial(operations.withdraw, fence=self._fence, call=self._host.operator_call()))
 
     async def __aenter__(self) -> Self:
         # Work that is over in a moment needs no eye on other processes, which costs more than such work does.
@@ -270,11 +266,7 @@ class TaskHandle:
             logger.error("Task %s: %s", shorten(self.task_id), message, exc_info=error)
         else:
             message = f"The tool {self._name} was stopped before it finished"
-        # A scope of anyio's cancels every await of its body again: the write goes on all the same.
-        failing = asyncio.create_task(self._fail_at_exit(message))
-        self._last_words.add(failing)
-        failing.add_done_callback(self._last_words.discard)
-        await asyncio.shield(failing)
+        await self._insist(self._fail_at_exit(message))
 
     async def _fail_at_exit(self, message: str) -> None:
         try:
@@ -283,6 +275,13 @@ class TaskHandle:
         finally:
             # If that was not stored, upkeep sees that nobody holds the task.
             self._host.let_go(self._fence)
+
+    async def _insist(self, write: Coroutine[None, None, None]) -> None:
+        """Bring a write to its end though the caller is cancelled: a scope of anyio's cancels each await again."""
+        task = asyncio.create_task(write)
+        self._last_words.add(task)
+        task.add_done_callback(self._last_words.discard)
+        await asyncio.shield(task)
 
     def stop_work(self) -> None:
         """Let the work know that it should stop; wakes whoever waits in ``wait_cancelled``."""

@@ -76,7 +76,8 @@ class Lane:
     """Threads that serve one queue of submissions, in batches of what has come together.
 
     Args:
-        batch: Most submissions served at once; 1 shares them out among the threads.
+        batch: About how many submissions are served at once, twice as many at most; 1 shares them out among the
+            threads.
         serve: Runs a batch, and leaves in each submission how it ended.
         keeping: What a thread does around its life.
     """

@@ -222,8 +222,7 @@ def ends_at_ttl(owner_kind: OwnerKind, rules: Rules) -> bool:
 
 def is_due(task: Task, call: Call) -> bool:
     """Tell whether a task must end now, because its ttl has passed and nothing keeps it."""
-    past = task.expires_at is not None and milliseconds(task.expires_at) <= call.now
-    return past and not task.is_finished and ends_at_ttl(task.owner_kind, call.rules)
+    return seconds_to_ttl(task, call) == 0
 
 
 def seconds_to_ttl(task: Task, call: Call) -> float | None:

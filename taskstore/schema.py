@@ -24,7 +24,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.types import TypeEngine
 
-from taskstore.task import FINISHED, LIVE, OwnerKind, TaskStatus
+from taskstore.task import FINISHED, OwnerKind, TaskStatus
 
 DEFAULT_PREFIX = "taskstore_"
 
@@ -235,6 +235,3 @@ def _tombstones(tables: MetaData, prefix: str) -> None:
 def _task_of(prefix: str, tables: MetaData) -> ForeignKey:
     target = f"{prefix}tasks.task_id" if tables.schema is None else f"{tables.schema}.{prefix}tasks.task_id"
     return ForeignKey(target, ondelete="CASCADE")
-
-
-LIVE_SQL, FINISHED_SQL = one_of("status", LIVE), one_of("status", FINISHED)

@@ -253,6 +253,8 @@ def _filtered(column: ColumnElement[Any], name: str) -> ColumnElement[bool]:
     return or_(_text(name).is_(None), column == _text(name))
 
 
+# A task that is due is about to fail, whatever its status is now: whoever lists it ends it first.
+_WITH_STATUS = or_(_filtered(tasks.c.status, "status"), and_(_IS_LIVE, ~_NOT_DUE))
 LIST = (
     select(*TASK_COLUMNS)
     .where(
@@ -261,8 +263,7 @@ LIST = (
         # Not a row comparison: PostgreSQL uses the index for one, SQLite only for the first column's bound.
         tasks.c.created_at <= _number("before_at"),
         or_(tasks.c.created_at < _number("before_at"), tasks.c.task_id < _text("before_id")),
-        # A task that is due is about to fail, whatever its status is now: whoever lists it ends it first.
-        or_(_filtered(tasks.c.status, "status"), and_(_IS_LIVE, ~_NOT_DUE)),
+        _WITH_STATUS,
         _filtered(tasks.c.session_digest, "session_digest"),
     )
     .order_by(tasks.c.created_at.desc(), tasks.c.task_id.desc())
@@ -274,8 +275,7 @@ OPERATOR_LIST = (
     .where(
         tasks.c.task_id < _text("before_id"),
         _NOT_EXPIRED,
-        # A task that is due is about to fail, whatever its status is now: whoever lists it ends it first.
-        or_(_filtered(tasks.c.status, "status"), and_(_IS_LIVE, ~_NOT_DUE)),
+        _WITH_STATUS,
         _filtered(tasks.c.name, "name"),
         _filtered(tasks.c.server, "server"),
         _filtered(tasks.c.session_digest, "session_digest"),
