@@ -173,8 +173,8 @@ class TaskHandle:
                 fence=self._fence,
                 said=self._said.sealed(self._host.rules.cipher, self.task_id),
                 result=self._host.rules.cipher.seal(encoded, "tasks", "result", self.task_id),
-                is_error=is_error,
-                outcome_digest=self._host.binding.outcome_digest("completed", encoded, bytes([is_error])),
+                is_error=bool(is_error),
+                outcome_digest=self._host.binding.outcome_digest("completed", encoded, bytes([bool(is_error)])),
                 call=self._host.operator_call(),
             )
         )

@@ -49,8 +49,11 @@ def check_text(value: str, what: str) -> str:
     """Return a short text that every database stores as it is.
 
     Raises:
+        TypeError: It is no text.
         PayloadError: It holds NUL, which PostgreSQL's text cannot, or a lone surrogate.
     """
+    if not isinstance(value, str):
+        raise TypeError(f"{what} must be a string, not {type(value).__name__}.")
     if "\x00" in value:
         raise PayloadError(what, "it contains a NUL character")
     if _has_lone_surrogate(value):

@@ -713,6 +713,8 @@ def _check_limit(limit: int, limits: Limits) -> None:
 
 def _checked(task_id: str) -> str:
     """Let nothing through to the database that cannot be an id of ours, such as text with a NUL."""
+    if not isinstance(task_id, str):
+        raise TypeError(f"task_id must be a string, not {type(task_id).__name__}.")
     if not (task_id.isascii() and task_id.isprintable() and len(task_id) <= _LONGEST_ID):
         raise TaskNotFoundError(task_id)
     return task_id
