@@ -25,6 +25,7 @@ from taskstore.options import StoreOptions
 from taskstore.store import DEFAULT, OperatorView, TaskStore
 from taskstore.sync import SyncOperatorView, SyncTaskHandle, SyncTaskStore
 from taskstore.task import (
+    Claim,
     EventKind,
     Health,
     OnCrash,
@@ -48,6 +49,7 @@ __all__ = [
     "AuthContext",
     "BindingError",
     "CipherError",
+    "Claim",
     "Clock",
     "DatabaseUnavailableError",
     "EventKind",

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from types import TracebackType
-from typing import Protocol, Self, TypeVar
+from typing import Any, Protocol, Self, TypeVar
 
 from pydantic import JsonValue
 
@@ -53,7 +53,9 @@ class HandleHost(Protocol):
     async def write_unit(self, unit: Callable[[Transaction], T | Refused]) -> T:
         """Run a unit; raise what it refused."""
 
-    async def read_unit(self, unit: Callable[[Transaction], T | Refused]) -> T:
+    async def read_unit(
+        self, unit: Callable[[Transaction], T | Refused], call: Call | None = None, *, snapshot: bool = False
+    ) -> T:
         """Run a unit that only reads; raise what it refused."""
 
     def let_go(self, fence: Fence) -> None:
@@ -112,9 +114,10 @@ class TaskHandle:
         """Return once nothing is left to work for: the task was cancelled or lost, here or elsewhere, or finished."""
         while not (self._stop_work or self._finished):
             try:
-                await self._until(lambda task: task.is_finished)
+                await self._until_finished()
             except (LeaseLostError, TaskNotFoundError):
-                self.stop_work()
+                if not self._finished:
+                    self.stop_work()
             except TaskStoreError as error:
                 if self._host.waiting.closed:
                     self.stop_work()
@@ -213,8 +216,56 @@ class TaskHandle:
             ValueError: There is no request.
             PayloadError: A request cannot be stored.
         """
+        questions = self._questions(requests)
+        keys = frozenset(question["key"] for question in questions)
+        call = self._host.operator_call()
+        await self._write(partial(operations.ask, fence=self._fence, questions=questions, call=call))
+        try:
+            return await self._answers(keys)
+        except asyncio.CancelledError:
+            await self._insist(self._withdraw(keys))
+            raise
+
+    async def park(self, requests: Mapping[str, JsonValue], *, state: JsonValue = None) -> Task:
+        """Ask the requestor, and let go of the task: it has no process to lose, and survives restarts.
+
+        The last answer queues it for a runner that knows its tool, which finds ``state`` and the answers in its
+        ``Claim``. Nothing that this handle says after that is stored.
+
+        Args:
+            requests: As for ``ask()``.
+            state: What the next run needs to go on.
+
+        Raises:
+            ValueError: There is no request; or the task is external, and no runner of ours can enter it again.
+            PayloadError: A request or the state cannot be stored; the task is still held.
+        """
+        if not self._fence.instance_id:
+            raise ValueError(f"Task {shorten(self.task_id)} is external: ask() its requestor, and wait for the answer.")
+        questions, rules = self._questions(requests), self._host.rules
+        left: JsonValue = {"state": state, "asked": [question["key"] for question in questions]}
+        encoded = payload.encode(left, what="$", limit=rules.limits.payload_bytes)
+        return await self._finish(
+            partial(
+                operations.park,
+                fence=self._fence,
+                said=self._said.sealed(rules.cipher, self.task_id),
+                questions=questions,
+                parked=rules.cipher.seal(encoded, "tasks", "parked", self.task_id),
+                call=self._host.operator_call(),
+            )
+        )
+
+    async def hand_over(self) -> Task:
+        """Give the task up before it is finished, as a server does that stops in good order.
+
+        Its ``on_crash`` decides: it fails with SERVER_STOPPED, or waits to be run again, which counts as no crash.
+        """
+        return await self._finish(partial(operations.hand_over, fence=self._fence, call=self._host.operator_call()))
+
+    def _questions(self, requests: Mapping[str, JsonValue]) -> list[dict[str, Any]]:
         if not requests:
-            raise ValueError("ask() needs at least one request.")
+            raise ValueError("A question to the requestor needs at least one request.")
         # On the wire a key is never used twice in a task's life, so the tool's own gets a random tail.
         keys = {f"{payload.check_text(name, '$.key')}-{secrets.token_hex(4)}": name for name in requests}
         cipher, limit = self._host.rules.cipher, self._host.rules.limits.payload_bytes
@@ -223,24 +274,38 @@ class TaskHandle:
             encoded = payload.encode(requests[name], what=f"$.{name}", limit=limit)
             sealed = cipher.seal(encoded, "inputs", "request", self.task_id, key)
             questions.append({"key": key, "name": name, "request": sealed})
-        call = self._host.operator_call()
-        await self._write(partial(operations.ask, fence=self._fence, questions=questions, call=call))
-        try:
-            task = await self._until(lambda task: task.status is not TaskStatus.INPUT_REQUIRED)
-        except asyncio.CancelledError:
-            await self._insist(self._withdraw())
-            raise
-        if task.status is TaskStatus.INPUT_REQUIRED:
-            raise LeaseLostError(self.task_id)
-        if task.is_finished:
-            self.stop_work()
-            raise TaskFinishedError(task, TaskStatus.WORKING)
-        answers = partial(operations.read_answers, fence=self._fence, keys=frozenset(keys), call=call)
-        return await self._host.read_unit(answers)
+        return questions
 
-    async def _withdraw(self) -> None:
-        with suppress(TaskStoreError):  # answered meanwhile, or finished, or lost
-            await self._write(partial(operations.withdraw, fence=self._fence, call=self._host.operator_call()))
+    async def _answers(self, keys: frozenset[str]) -> Mapping[str, JsonValue]:
+        """Wait until every one of some questions is answered, however many others are open."""
+        unit = partial(operations.read_answers, fence=self._fence, keys=keys)
+        with self._host.waiting.waiter(self.task_id) as waiter:
+            while True:
+                change, call = waiter.next_change(), self._host.operator_call()
+                try:
+                    task, answers = await self._host.read_unit(partial(unit, call=call), snapshot=True)
+                except (LeaseLostError, TaskNotFoundError):
+                    self.stop_work()
+                    raise
+                if len(answers) == len(keys):
+                    return answers
+                if task.is_finished:
+                    self.stop_work()
+                    raise TaskFinishedError(task, TaskStatus.WORKING)
+                if self._stop_work:
+                    raise LeaseLostError(self.task_id)
+                if operations.is_due(task, call):
+                    # The refusal of this write ends the task, and says so.
+                    await self._write(
+                        partial(operations.report_progress, fence=self._fence, said=Progress(), call=call)
+                    )
+                waiter.version = task.version
+                await asyncio.wait({asyncio.wrap_future(change)}, timeout=operations.seconds_to_ttl(task, call))
+
+    async def _withdraw(self, keys: frozenset[str]) -> None:
+        with suppress(TaskStoreError):  # finished meanwhile, or lost
+            call = self._host.operator_call()
+            await self._write(partial(operations.withdraw, fence=self._fence, keys=keys, call=call))
 
     async def __aenter__(self) -> Self:
         # Work that is over in a moment needs no eye on other processes, which costs more than such work does.
@@ -294,6 +359,7 @@ class TaskHandle:
         self._finished = True
         if self._timer is not None:
             self._timer.cancel()
+            self._timer = None
         self._host.let_go(self._fence)
         return task
 
@@ -335,8 +401,8 @@ class TaskHandle:
         self._background.add(task)
         task.add_done_callback(self._background.discard)
 
-    async def _until(self, due: Callable[[Task], bool]) -> Task:
-        """Wait until the task is as asked for.
+    async def _until_finished(self) -> None:
+        """Wait until the task is finished, or this process knows that the work should stop.
 
         Raises:
             LeaseLostError: This handle lost the task meanwhile.
@@ -346,8 +412,8 @@ class TaskHandle:
             while True:
                 change = waiter.next_change()
                 task = await self._host.read_unit(partial(unit, call=self._host.operator_call()))
-                if due(task) or self._stop_work:
-                    return task
+                if task.is_finished or self._stop_work:
+                    return
                 waiter.version = task.version
                 await asyncio.wait({asyncio.wrap_future(change)})
 

@@ -17,6 +17,7 @@ from taskstore import payload, statements
 from taskstore.binding import shorten
 from taskstore.cipher import Cipher
 from taskstore.errors import (
+    CipherError,
     IdempotencyConflictError,
     IllegalTransitionError,
     LeaseLostError,
@@ -29,7 +30,9 @@ from taskstore.errors import (
 )
 from taskstore.statements import Change
 from taskstore.task import (
+    Claim,
     EventKind,
+    OnCrash,
     Outcome,
     OwnerKind,
     ReasonCode,
@@ -419,7 +422,7 @@ def delete_task(transaction: Transaction, task_id: str, *, call: Call) -> Refuse
 def answer_inputs(
     transaction: Transaction, task_id: str, responses: Mapping[str, bytes], *, call: Call
 ) -> Task | Refused:
-    """Store answers to open questions; the last one sets the task to ``working``.
+    """Store answers to open questions; the last one sets the task to ``working``, or queues it if it was parked.
 
     Keys that are not open are ignored: never asked, answered already, or closed.
     """
@@ -430,13 +433,21 @@ def answer_inputs(
     if is_due(task_of(row, call), call):
         end_if_due(transaction, task_id, call=call)
         return get_task(transaction, task_id, call=call)
-    answered = [
-        key
-        for key in sorted(responses)
-        if transaction.row(statements.ANSWER, {**call.about(task_id), "key": key, "response": responses[key]})
-    ]
-    if answered:
-        transaction.change(statements.RESUME, call.about(task_id))
+    answered = {}
+    for key in sorted(responses):
+        answer = transaction.row(statements.ANSWER, {**call.about(task_id), "key": key, "response": responses[key]})
+        if answer is not None:
+            answered[key] = answer["name"]
+    if any(
+        name == RUN_AGAIN and not _agrees(_input(call, responses[key], "response", task_id, key))
+        for key, name in answered.items()
+    ):
+        why = "the server process that ran this task is gone, and its requestor did not want it run again"
+        verdict = _verdict(row, call, ReasonCode.CRASH_RECOVERY, why)
+        transaction.change(statements.DECLINE, {**call.about(task_id), **verdict, "crashed": 0})
+    elif answered and transaction.change(statements.RESUME, call.about(task_id)) is None:
+        transaction.execute(statements.TOUCH, call.about(task_id))
+        transaction.notify(task_id)
     return get_task(transaction, task_id, call=call)
 
 
@@ -445,11 +456,13 @@ def end_if_due(transaction: Transaction, task_id: str, *, call: Call) -> None:
 
     What the caller then hears of it, a refusal included, is said of the task as it is after that.
     """
-    error, message, digest = _verdict(
-        {"task_id": task_id}, call, ReasonCode.TTL_EXPIRED, "its time to live passed before it finished"
-    )
-    params = {**call.about(task_id), "error": error, "status_message": message, "outcome_digest": digest}
-    transaction.change(statements.END_DUE, params)
+    for change, reason, why in (
+        (statements.END_DUE, ReasonCode.TTL_EXPIRED, "its time to live passed before it finished"),
+        (statements.END_UNCLAIMED, ReasonCode.NO_RUNNER, "its time to live passed before a server ran it again"),
+    ):
+        verdict = _verdict({"task_id": task_id}, call, reason, why)
+        if transaction.change(change, {**call.about(task_id), **verdict, "crashed": 0}) is not None:
+            return
 
 
 def _read(transaction: Transaction, task_id: str, call: Call, own: Executable, operators: Executable) -> Row | None:
@@ -506,26 +519,60 @@ def ask(transaction: Transaction, fence: Fence, questions: Sequence[Params], *, 
     """
     task = _change_held(transaction, statements.ASK, fence, {}, call, TaskStatus.INPUT_REQUIRED)
     if not isinstance(task, Refused):
-        for question in questions:
-            transaction.execute(statements.ADD_INPUT, {**fence.params, **question, "asked_at": call.now})
+        _add_inputs(transaction, fence, questions, call)
     return task
 
 
-def withdraw(transaction: Transaction, fence: Fence, *, call: Call) -> Task | Refused:
-    """Close the open questions of a tool that waits for their answers no longer, and set the task to ``working``."""
-    task = _change_held(transaction, statements.WITHDRAW, fence, {}, call, TaskStatus.WORKING)
+def park(
+    transaction: Transaction, fence: Fence, said: Progress, questions: Sequence[Params], parked: bytes, *, call: Call
+) -> Task | Refused:
+    """Store questions and let go of the task, in one transaction; the last answer queues it for a runner.
+
+    Args:
+        parked: Sealed: what the tool wants back, and the keys of the questions.
+    """
+    params = {**said.params, "parked": parked}
+    task = _change_held(transaction, statements.PARK, fence, params, call, TaskStatus.INPUT_REQUIRED)
     if not isinstance(task, Refused):
+        # What an earlier ask() of this attempt left open has nobody who waits for it.
         transaction.execute(statements.CLOSE_INPUTS, call.about(fence.task_id))
+        _add_inputs(transaction, fence, questions, call)
     return task
 
 
-def read_answers(transaction: Transaction, fence: Fence, keys: Iterable[str], *, call: Call) -> dict[str, JsonValue]:
-    """Read the answers to some questions of this attempt, by the tool's own names; open ones are left out."""
+def _add_inputs(transaction: Transaction, fence: Fence, questions: Sequence[Params], call: Call) -> None:
+    for question in questions:
+        transaction.execute(statements.ADD_INPUT, {**fence.params, **question, "asked_at": call.now})
+
+
+def withdraw(transaction: Transaction, fence: Fence, keys: Iterable[str], *, call: Call) -> Task | Refused:
+    """Close questions of a tool that waits for their answers no longer; the task goes on when no other is open."""
+    if transaction.row(statements.LOCK_HELD, call.held(fence)) is None:
+        return _refusal(transaction, fence, call, TaskStatus.WORKING)
+    for key in sorted(keys):
+        transaction.execute(statements.CLOSE_INPUT, {**call.about(fence.task_id), "key": key})
+    if transaction.change(statements.WITHDRAW, call.held(fence)) is None:
+        transaction.execute(statements.TOUCH, call.about(fence.task_id))
+        transaction.notify(fence.task_id)
+    return check_fence(transaction, fence, call=call)
+
+
+def read_answers(
+    transaction: Transaction, fence: Fence, keys: Iterable[str], *, call: Call
+) -> tuple[Task, dict[str, JsonValue]] | Refused:
+    """Read a held task, and the answers to some of its questions by the tool's own names; open ones are left out."""
+    task = check_fence(transaction, fence, call=call)
+    if isinstance(task, Refused):
+        return task
+    return task, _answers(transaction, fence.task_id, keys, call)
+
+
+def _answers(transaction: Transaction, task_id: str, keys: Iterable[str], call: Call) -> dict[str, JsonValue]:
     asked = set(keys)
     return {
-        row["name"]: _input(call, row["response"], "response", fence.task_id, row["key"])
-        for row in transaction.rows(statements.ANSWERS, fence.params)
-        if row["key"] in asked and row["response"] is not None
+        row["name"]: _input(call, row["response"], "response", task_id, row["key"])
+        for row in transaction.rows(statements.ANSWERS, {"task_id": task_id})
+        if row["key"] in asked
     }
 
 
@@ -534,9 +581,17 @@ def check_fence(transaction: Transaction, fence: Fence, *, call: Call) -> Task |
     row = transaction.row(statements.OPERATOR_GET, call.about(fence.task_id))
     if row is None:
         return Refused(TaskNotFoundError(fence.task_id))
-    if (row["instance_id"], row["attempt"]) != (fence.instance_id, fence.attempt):
-        return Refused(LeaseLostError(fence.task_id))
-    return task_of(row, call)
+    return Refused(LeaseLostError(fence.task_id)) if _is_lost(row, fence) else task_of(row, call)
+
+
+def _is_lost(row: Row, fence: Fence) -> bool:
+    """Tell whether a handle's task is another's now.
+
+    Ending a task at its ttl takes it from its holder too, who should hear of the ttl rather than of a lost lease.
+    """
+    if str(row["outcome_digest"]).startswith(ReasonCode.TTL_EXPIRED):
+        return False
+    return (row["instance_id"] or "", row["attempt"]) != (fence.instance_id, fence.attempt)
 
 
 def _change_held(
@@ -552,14 +607,11 @@ def _refusal(
     transaction: Transaction, fence: Fence, call: Call, requested: TaskStatus, outcome_digest: object = None
 ) -> Task | Refused:
     """Find out why a handle's write touched no row: not found, then lease lost, then finished."""
-    if call.rules.strict:
-        end_if_due(transaction, fence.task_id, call=call)
+    end_if_due(transaction, fence.task_id, call=call)
     row = transaction.row(statements.OPERATOR_GET, call.about(fence.task_id))
     if row is None:
         return Refused(TaskNotFoundError(fence.task_id))
-    # Ending a task at its ttl takes it from its holder, who should hear of the ttl rather than of a lost lease.
-    ended = str(row["outcome_digest"]).startswith(ReasonCode.TTL_EXPIRED)
-    if not ended and (row["instance_id"], row["attempt"]) != (fence.instance_id, fence.attempt):
+    if _is_lost(row, fence):
         return Refused(LeaseLostError(fence.task_id))
     task = task_of(row, call)
     if outcome_digest is not None and row["outcome_digest"] == outcome_digest:
@@ -572,39 +624,147 @@ def _refusal(
 
 
 def recover_orphans(
-    transaction: Transaction, dead: str | None, *, call: Call, limit: int, crashed: bool
+    transaction: Transaction, dead: str | None, *, call: Call, limit: int, reason: ReasonCode
 ) -> list[tuple[Task, str]]:
-    """Fail up to ``limit`` live tasks of an instance that died (CRASH_RECOVERY) or stopped (SERVER_STOPPED).
+    """Decide over up to ``limit`` live tasks of an instance, each by its own policy.
 
     Args:
         dead: The instance, or None for tasks whose instance has no row.
-        crashed: Whether it died, which counts as a crash of the task, or stopped in good order.
+        reason: CRASH_RECOVERY when it died, which counts as a crash of the task; SERVER_STOPPED when it stopped in
+            good order.
 
     Returns:
-        The failed tasks with their auth keys. A task that somebody else decided over in between is not among them.
+        The tasks as they are now, with their auth keys: failed, queued, or parked with a question. A task that
+        somebody else decided over in between is not among them.
     """
     statement = statements.ORPHANS_OF_NOBODY if dead is None else statements.ORPHANS_OF
     orphans = transaction.rows(statement, {"instance_id": dead, "limit": limit})
-    reason, cause = (ReasonCode.CRASH_RECOVERY, "died") if crashed else (ReasonCode.SERVER_STOPPED, "stopped")
-    recovered = []
-    for orphan in sorted(orphans, key=lambda row: str(row["task_id"])):
-        why = f"the server process that ran this task {cause} before it finished"
-        error, message, digest = _verdict(orphan, call, reason, why)
-        fence = Fence(orphan["task_id"], orphan["instance_id"], orphan["attempt"])
-        row = transaction.change(
-            statements.RECOVER if crashed else statements.HAND_OVER,
-            {
-                **call.params,
-                **fence.params,
-                "error": error,
-                "status_message": message,
-                "outcome_digest": digest,
-                "crashed": int(crashed),
+    decided = (
+        _decide_over(transaction, orphan, call, reason)
+        for orphan in sorted(orphans, key=lambda row: str(row["task_id"]))
+    )
+    return [(task_of(row, call), str(row["auth_key"])) for row in decided if row is not None]
+
+
+def hand_over(transaction: Transaction, fence: Fence, *, call: Call) -> Task | Refused:
+    """Decide over a task whose process stops in good order before it is finished."""
+    row = transaction.row(statements.LOCK_HELD, call.held(fence))
+    decided = None if row is None else _decide_over(transaction, row, call, ReasonCode.SERVER_STOPPED)
+    return _refusal(transaction, fence, call, TaskStatus.FAILED) if decided is None else task_of(decided, call)
+
+
+def _decide_over(transaction: Transaction, orphan: Row, call: Call, reason: ReasonCode) -> Row | None:
+    """Apply a task's policy: fail it, queue it for another run, or ask its requestor; None when it is decided."""
+    policy, crashed = OnCrash(orphan["on_crash"]), reason is ReasonCode.CRASH_RECOVERY
+    crashes = orphan["crashes"] + crashed
+    task_id, attempt = orphan["task_id"], orphan["attempt"]
+    why = f"the server process that ran this task {'died' if crashed else 'stopped'} before it finished"
+    change, question = statements.FAIL_ORPHAN[reason], None
+    if crashed and policy is not OnCrash.FAIL and crashes >= orphan["max_attempts"]:
+        why = f"{why}; so did {crashes - 1} before it, and it is not run again" if crashes > 1 else why
+    elif policy is not OnCrash.FAIL and (orphan["expires_at"] is None or orphan["expires_at"] > call.now):
+        if policy is OnCrash.RETRY:
+            change, why = statements.QUEUE_ORPHAN[reason], f"{why}; it waits to be run again"
+        elif _can_be_asked(transaction, task_id, call):
+            change, why = statements.ASK_ABOUT_ORPHAN[reason], f"{why}; it waits to hear whether to run again"
+            question = _run_again_question(orphan)
+    verdict = _verdict(orphan | {"crashes": crashes}, call, reason, why)
+    fence = Fence(task_id, orphan["instance_id"] or "", attempt)
+    row = transaction.change(change, {**call.params, **fence.params, **verdict, "crashed": int(crashed)})
+    if row is None:
+        return None
+    # Nobody waits for the answers to what the dead attempt asked.
+    transaction.execute(statements.CLOSE_INPUTS, call.about(task_id))
+    if question is not None:
+        key = f"run-again-{attempt}"  # an attempt ends once
+        sealed = call.rules.cipher.seal(payload.encode(question), "inputs", "request", task_id, key)
+        asked = {"key": key, "name": RUN_AGAIN, "request": sealed}
+        _add_inputs(transaction, Fence(task_id, "", row["attempt"]), [asked], call)
+    return row
+
+
+# The name of the question that on_crash="ask" puts to a requestor; the dot keeps it apart from names of tools' own.
+RUN_AGAIN = "taskstore.run_again"
+
+
+def _can_be_asked(transaction: Transaction, task_id: str, call: Call) -> bool:
+    """Tell whether the client that created a task can show its user a question."""
+    row = transaction.row(statements.FOR_ANOTHER_RUN, {"task_id": task_id})
+    if row is None or row["caller"] is None:
+        return False
+    try:
+        caller = _opened(call, row["caller"], "caller", task_id)
+    except CipherError:  # sealed under a key that this process does not have
+        return False
+    capabilities = caller.get("capabilities") if isinstance(caller, dict) else None
+    return isinstance(capabilities, dict) and capabilities.get("elicitation") is not None
+
+
+def _run_again_question(orphan: Row) -> JsonValue:
+    progress, total = orphan["progress"], orphan["progress_total"]
+    reached = f" at {progress / total:.0%}" if progress is not None and total else ""
+    return {
+        "method": "elicitation/create",
+        "params": {
+            "mode": "form",
+            "message": f"The server stopped{reached} of {orphan['name'] or orphan['method']}. Run it again?",
+            "requestedSchema": {
+                "type": "object",
+                "properties": {"again": {"type": "boolean", "title": "Run it again", "default": True}},
+                "required": ["again"],
             },
-        )
-        if row is not None:
-            recovered.append((task_of(row, call), str(row["auth_key"])))
-    return recovered
+        },
+    }
+
+
+def _agrees(response: JsonValue) -> bool:
+    if not isinstance(response, dict) or response.get("action") != "accept":
+        return False
+    content = response.get("content")
+    return isinstance(content, dict) and content.get("again") is True
+
+
+# --- runners
+
+
+@dataclass(frozen=True, slots=True)
+class Queued:
+    """A task that waits for a runner, and what tells whether a runner knows it."""
+
+    task_id: str
+    name: str
+    created_at: int
+
+
+def list_queued(transaction: Transaction, *, server: str, after: Queued | None, limit: int, call: Call) -> list[Queued]:
+    """Read which tasks of a server wait for a runner, the oldest first."""
+    position = {"after_at": after.created_at if after else 0, "after_id": after.task_id if after else ""}
+    rows = transaction.rows(statements.QUEUED, {**call.params, **position, "server": server, "limit": limit})
+    return [Queued(row["task_id"], row["name"] or row["method"], row["created_at"]) for row in rows]
+
+
+def claim_task(transaction: Transaction, task_id: str, *, instance_id: str, call: Call) -> Claim | None:
+    """Take a queued task in hand; None when it is not queued any more."""
+    row = transaction.change(statements.CLAIM, {**call.about(task_id), "instance_id": instance_id})
+    stored = transaction.row(statements.FOR_ANOTHER_RUN, {"task_id": task_id})
+    if row is None or stored is None:
+        return None
+    request, caller, parked = (
+        None if stored[column] is None else _opened(call, stored[column], column, task_id)
+        for column in ("request", "caller", "parked")
+    )
+    state, asked = (parked["state"], parked["asked"]) if isinstance(parked, dict) else (None, None)
+    keys = [str(key) for key in asked] if isinstance(asked, list) else []
+    answers = _answers(transaction, task_id, keys, call)
+    return Claim(task=task_of(row, call), request=request, caller=caller, state=state, answers=answers)
+
+
+def unclaim(transaction: Transaction, fence: Fence, *, call: Call) -> None:
+    """Queue a claimed task again, since nothing has run it."""
+    why = "the server stopped before it ran this task again"
+    verdict = _verdict({"task_id": fence.task_id}, call, ReasonCode.SERVER_STOPPED, why)
+    change = statements.QUEUE_ORPHAN[ReasonCode.SERVER_STOPPED]
+    transaction.change(change, {**call.held(fence), **verdict, "crashed": 0})
 
 
 def read_held(transaction: Transaction, instance_id: str) -> set[Fence]:
@@ -617,17 +777,15 @@ def fail_abandoned(transaction: Transaction, fences: Iterable[Fence], *, call: C
     """Fail tasks that their own process holds no more; return the ids of those that were still live."""
     failed = []
     for fence in sorted(fences, key=lambda fence: fence.task_id):
-        error, message, digest = _verdict(
-            {"task_id": fence.task_id}, call, ReasonCode.ABANDONED, "the server lost hold of this task"
-        )
-        told = {"error": error, "status_message": message, "outcome_digest": digest, "crashed": 0}
-        if transaction.change(statements.ABANDON, {**call.params, **fence.params, **told}) is not None:
+        why = "the server lost hold of this task"
+        verdict = _verdict({"task_id": fence.task_id}, call, ReasonCode.ABANDONED, why)
+        if transaction.change(statements.ABANDON, {**call.params, **fence.params, **verdict, "crashed": 0}) is not None:
             failed.append(fence.task_id)
     return failed
 
 
-def _verdict(task: Row, call: Call, reason: ReasonCode, why: str) -> tuple[bytes, bytes, str]:
-    """Write the error, the status message and the outcome digest of a task that the store itself fails.
+def _verdict(task: Row, call: Call, reason: ReasonCode, why: str) -> Row:
+    """Write the error, the status message and the outcome digest of a task that the store itself decides over.
 
     The requestor learns how far the task had come and in which attempt; process and host are for the log alone.
     """
@@ -638,13 +796,17 @@ def _verdict(task: Row, call: Call, reason: ReasonCode, why: str) -> tuple[bytes
             progress=task["progress"],
             total=task["progress_total"],
             attempt=task["attempt"],
-            # The tool may have done part of its work, and has not said that a second run does no harm.
-            retrySafe=False,
+            crashes=task["crashes"],
+            # Whether a second run does harm only the tool can say; it did if it may be run again by itself.
+            retrySafe=task["on_crash"] == OnCrash.RETRY,
         )
     task_id, cipher = task["task_id"], call.rules.cipher
-    error = cipher.seal(payload.encode({"code": -32603, "message": message, "data": data}), "tasks", "error", task_id)
-    said = cipher.seal(payload.encode(message), "tasks", "status_message", task_id)
-    return error, said, f"{reason}:{shorten(task_id)}"
+    error: JsonValue = {"code": -32603, "message": message, "data": data}
+    return {
+        "error": cipher.seal(payload.encode(error), "tasks", "error", task_id),
+        "status_message": cipher.seal(payload.encode(message), "tasks", "status_message", task_id),
+        "outcome_digest": f"{reason}:{shorten(task_id)}",
+    }
 
 
 @dataclass(frozen=True, slots=True)

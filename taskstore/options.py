@@ -1,6 +1,6 @@
 """StoreOptions: every setting of a store, checked when it is made."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Literal
@@ -11,6 +11,7 @@ from taskstore.dialects import Durability
 from taskstore.operations import Limits, Rules
 from taskstore.payload import check_text
 from taskstore.schema import DEFAULT_PREFIX, check_identifier
+from taskstore.task import Task
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +39,9 @@ class StoreOptions:
         tombstone_limit: How many are kept at most, the newest.
         keys: Seal payloads at rest: 32 random bytes each. The first one seals, all of them open.
         limits: What one auth context may have and ask.
-        server: Name of the server the tasks belong to; several servers can share a database.
+        on_recovered: Called with the tasks that a batch of recovery has decided over, after they are; on the thread
+            that recovers, so it should be quick. What it raises is logged.
+        server: Name of the server the tasks belong to; several servers can share a database, and each runs its own.
         clock: What is asked for the time.
 
     Raises:
@@ -63,6 +66,7 @@ class StoreOptions:
     recovery_interval: timedelta = timedelta(seconds=10)
     sweep_interval: timedelta = timedelta(seconds=60)
     limits: Limits = field(default_factory=Limits)
+    on_recovered: Callable[[Sequence[Task]], None] | None = None
     server: str = ""
     clock: Clock = field(default_factory=Clock)
 

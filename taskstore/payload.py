@@ -45,6 +45,19 @@ def canonical(payload: bytes | None) -> bytes | None:
     return None if payload is None else json.dumps(decode(payload), sort_keys=True, ensure_ascii=False).encode()
 
 
+def check_type(value: object, kind: type | tuple[type, ...], what: str) -> None:
+    """Check the type of an argument; a bool is no number here.
+
+    Raises:
+        TypeError: It has another type; the error names the argument and both types.
+    """
+    if isinstance(value, kind) and not (isinstance(value, bool) and kind is not bool):
+        return
+    kinds = kind if isinstance(kind, tuple) else (kind,)
+    wanted = " or ".join(each.__name__ for each in kinds)
+    raise TypeError(f"{what} must be {wanted}, not {type(value).__name__}.")
+
+
 def check_text(value: str, what: str) -> str:
     """Return a short text that every database stores as it is.
 

@@ -1,4 +1,4 @@
-"""Upkeep: fail the orphaned tasks of dead processes, and delete what has expired.
+"""Upkeep: decide over the orphaned tasks of dead processes, and delete what has expired.
 
 Both work in batches, each a transaction of its own: an interruption loses nothing, another process doing the same
 at the same time does no harm, and a second pass finds nothing left to do.
@@ -6,7 +6,8 @@ at the same time does no harm, and a second pass finds nothing left to do.
 
 import logging
 import threading
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial
 
@@ -16,7 +17,10 @@ from taskstore.database import Database
 from taskstore.instances import Judge, Verdict, read_instances, release
 from taskstore.operations import Call
 from taskstore.options import StoreOptions
-from taskstore.task import RecoveryReport, RotationReport, SweepReport
+from taskstore.task import OwnerKind, ReasonCode, RecoveryReport, RotationReport, SweepReport, Task
+
+# A task's id, and who holds it now.
+_Decided = tuple[str, OwnerKind]
 
 logger = logging.getLogger("taskstore")
 audit = logging.getLogger("taskstore.audit")
@@ -40,11 +44,11 @@ class Recovery:
         self._one_at_a_time = threading.Lock()
 
     def recover(self, writer: str, *, progress: Callable[[int], None] = lambda recovered: None) -> RecoveryReport:
-        """Fail the live tasks of every instance that is proven dead, or that has no row.
+        """Decide over the live tasks of every instance that is proven dead, or that has no row.
 
         Args:
             writer: Instance id that stands in the events.
-            progress: Called after each batch with the number of tasks failed so far.
+            progress: Called after each batch with the number of tasks decided over so far.
 
         Raises:
             DatabaseUnavailableError: Run it again; what was done stays done.
@@ -57,23 +61,29 @@ class Recovery:
         rows = self._database.read(read_instances).result()
         verdicts = self._judge.judge(row for row in rows if row["instance_id"] != writer)
         dead = [instance_id for instance_id, verdict in verdicts.items() if verdict is Verdict.DEAD]
-        recovered: list[str] = []
+        decided: list[_Decided] = []
         for instance_id in (*dead, None):
-            self._fail_orphans(instance_id, writer, recovered, progress)
+            self._decide_over(instance_id, writer, ReasonCode.CRASH_RECOVERY, decided, progress)
         for instance_id in dead:
-            # Not before its tasks are failed: the row is what proves them orphans to whoever goes on if we die here.
+            # Not before its tasks are decided over: the row proves them orphans to whoever goes on if we die here.
             release(self._database, instance_id)
-        if recovered or dead:
-            logger.warning("Recovery: %d dead processes, %d orphaned tasks failed.", len(dead), len(recovered))
-        return RecoveryReport(recovered=tuple(recovered), dead_instances=len(dead))
+        report = RecoveryReport(
+            recovered=tuple(task_id for task_id, _ in decided),
+            queued=tuple(task_id for task_id, owner in decided if owner is OwnerKind.QUEUED),
+            asked=tuple(task_id for task_id, owner in decided if owner is OwnerKind.PARKED),
+            dead_instances=len(dead),
+        )
+        if decided or dead:
+            logger.warning("Recovery: %d dead processes, %s.", len(dead), _counts(decided))
+        return report
 
     def hand_over(self, instance_id: str) -> None:
-        """Fail what this instance still holds and delete its row: it stops, so nobody needs to wait for its lease."""
-        left: list[str] = []
-        self._fail_orphans(instance_id, instance_id, left, lambda recovered: None, crashed=False)
+        """Decide over what this instance still holds and delete its row: it stops, so nobody waits for its lease."""
+        left: list[_Decided] = []
+        self._decide_over(instance_id, instance_id, ReasonCode.SERVER_STOPPED, left)
         release(self._database, instance_id)
         if left:
-            logger.warning("The store was closed while %d of its tasks were still live; they are failed.", len(left))
+            logger.warning("The store was closed while tasks of it were still live: %s.", _counts(left))
 
     def sweep(self, *, progress: Callable[[int], None] = lambda done: None) -> SweepReport:
         """Delete expired tasks, and end live ones that are due; every read decides both for itself, swept or not.
@@ -123,31 +133,43 @@ class Recovery:
             after, changed, seen = last, changed + batch, seen + ROTATION_BATCH
             progress(seen)
 
-    def _fail_orphans(
+    def _decide_over(
         self,
         dead: str | None,
         writer: str,
-        recovered: list[str],
-        progress: Callable[[int], None],
-        *,
-        crashed: bool = True,
+        reason: ReasonCode,
+        decided: list[_Decided],
+        progress: Callable[[int], None] = lambda recovered: None,
     ) -> None:
         while True:
             unit = partial(
-                operations.recover_orphans,
-                dead=dead,
-                call=self._call(writer),
-                limit=RECOVERY_BATCH,
-                crashed=crashed,
+                operations.recover_orphans, dead=dead, call=self._call(writer), limit=RECOVERY_BATCH, reason=reason
             )
             batch = self._database.write(unit).result()
             for task, auth_key in batch:
                 whose = auth_key[:12] or "no auth context"
                 audit.info("recovered %s of %s, held by %s", shorten(task.task_id), whose, dead or "nobody known")
-                recovered.append(task.task_id)
+                decided.append((task.task_id, task.owner_kind))
                 self._on_change(task.task_id)
-            progress(len(recovered))
+            self._tell([task for task, _ in batch])
+            progress(len(decided))
             # An empty batch ends it, not a short one: rows that another process has locked are passed over,
             # and are that process's to fail.
             if not batch:
                 return
+
+    def _tell(self, tasks: Sequence[Task]) -> None:
+        hook = self._options.on_recovered
+        if hook is None or not tasks:
+            return
+        try:
+            hook(tasks)
+        except Exception:  # foreign code: what it raises is no reason to leave the other orphans
+            logger.exception("The hook on_recovered failed; recovery goes on.")
+
+
+def _counts(decided: Sequence[_Decided]) -> str:
+    owners = Counter(owner for _, owner in decided)
+    queued, asked = owners[OwnerKind.QUEUED], owners[OwnerKind.PARKED]
+    failed = len(decided) - queued - asked
+    return f"{failed} tasks failed, {queued} wait to be run again, {asked} wait for their requestor's word"

@@ -30,7 +30,7 @@ DEFAULT_PREFIX = "taskstore_"
 
 # The revisions in alembic/versions, oldest first; a test keeps the two equal. A database's meta.oldest_code holds
 # how many of them the code must know to run it, so that older code keeps running beside an additive migration.
-REVISIONS = ("0001", "0002")
+REVISIONS = ("0001", "0002", "0003")
 
 # The table in which Alembic keeps the revision, beside the host application's own.
 VERSION_TABLE = "alembic_version"
@@ -142,6 +142,7 @@ def _tasks(tables: MetaData, prefix: str) -> None:
         Column("caller", LargeBinary),
         Column("result", LargeBinary),
         Column("error", LargeBinary),
+        Column("parked", LargeBinary),  # what a parked tool wants back when it is entered again
         CheckConstraint(one_of("status", TaskStatus), name="status"),
         CheckConstraint(one_of("owner_kind", OwnerKind), name="owner_kind"),
         CheckConstraint(f"({one_of('status', FINISHED)}) = (finished_at IS NOT NULL)", name="finished_at"),

@@ -42,7 +42,7 @@ tasks, events, inputs, instances, tombstones, meta = (
     _tables[DEFAULT_PREFIX + name] for name in ("tasks", "events", "inputs", "instances", "tombstones", "meta")
 )
 
-PAYLOADS = ("request", "caller", "result", "error")
+PAYLOADS = ("request", "caller", "parked", "result", "error")
 TASK_COLUMNS = tuple(column for column in tasks.c if column.name not in PAYLOADS)
 
 
@@ -73,7 +73,11 @@ _KEYED = tasks.c.idempotency_digest == _text("idempotency_digest")
 # ended it, nothing else may change it.
 _KEPT_BY_PROCESS = and_(tasks.c.owner_kind == _constant(OwnerKind.INSTANCE), ~bindparam("strict", type_=Boolean))
 _NOT_DUE = or_(tasks.c.expires_at.is_(None), tasks.c.expires_at > _NOW, _KEPT_BY_PROCESS)
-_FENCE = and_(tasks.c.instance_id == _text("instance_id"), tasks.c.attempt == bindparam("attempt", type_=Integer))
+# No instance holds an external task; the handles of its outcome are all of one holder, ''.
+_FENCE = and_(
+    func.coalesce(tasks.c.instance_id, literal_column("''", Text)) == _text("instance_id"),
+    tasks.c.attempt == bindparam("attempt", type_=Integer),
+)
 
 
 # --- changes: a write of one task, and the event row that records it
@@ -129,10 +133,14 @@ def _change(kind: EventKind, write: Insert | Update, reason: ReasonCode | None =
     return Change(kind, reason, write.returning(*TASK_COLUMNS), _EVENT)
 
 
-def _become(status: TaskStatus, **values: object) -> Update:
+def _become(status: TaskStatus, /, **values: object) -> Update:
+    return _change_status(statuses_before(status), status, **values)
+
+
+def _change_status(before: tuple[TaskStatus, ...], status: TaskStatus, /, **values: object) -> Update:
     return (
         update(tasks)
-        .where(_THIS, _one_of(statuses_before(status)))
+        .where(_THIS, _one_of(before))
         .values(
             previous_status=tasks.c.status,
             status=_constant(status),
@@ -147,7 +155,16 @@ def _finish(status: TaskStatus, **values: object) -> Update:
     retained = _NOW - tasks.c.created_at + _number("min_retention")
     # CASE, not MAX: the scalar maximum has another name in each dialect. A null ttl stays null: unlimited.
     ttl_ms = case((tasks.c.ttl_ms < retained, retained), else_=tasks.c.ttl_ms)
-    return _become(status, finished_at=_NOW, ttl_ms=ttl_ms, expires_at=tasks.c.created_at + ttl_ms, **values)
+    return _become(
+        status,
+        finished_at=_NOW,
+        ttl_ms=ttl_ms,
+        expires_at=tasks.c.created_at + ttl_ms,
+        # Kept for another run, of which there will be none.
+        caller=null(),
+        parked=null(),
+        **values,
+    )
 
 
 def _said() -> dict[str, object]:
@@ -191,41 +208,87 @@ OPERATOR_CANCEL = _change(
     EventKind.CANCELLED,
     _finish(TaskStatus.CANCELLED, cancel_requested_at=_NOW, status_message=_MESSAGE).where(_NOT_DUE),
 )
-# Raising attempt fences the former holder out; the instance and attempt in the WHERE fence this verdict out if
-# somebody else decided over the task first.
-_TAKEN_AWAY = _finish(
+# What the store itself ends. Raising attempt fences the former holder out.
+_ENDED = _finish(
     TaskStatus.FAILED,
     error=_ERROR,
     status_message=_MESSAGE,
     outcome_digest=_DIGEST,
     attempt=tasks.c.attempt + 1,
     crashes=tasks.c.crashes + bindparam("crashed", type_=Integer),
-).where(_FENCE)
-RECOVER = _change(EventKind.RECOVERED, _TAKEN_AWAY, ReasonCode.CRASH_RECOVERY)
-HAND_OVER = _change(EventKind.RECOVERED, _TAKEN_AWAY, ReasonCode.SERVER_STOPPED)
-ABANDON = _change(EventKind.RECOVERED, _TAKEN_AWAY, ReasonCode.ABANDONED)
-END_DUE = _change(
-    EventKind.EXPIRED,
-    _finish(
-        TaskStatus.FAILED,
-        error=_ERROR,
-        status_message=_MESSAGE,
-        outcome_digest=_DIGEST,
-        attempt=tasks.c.attempt + 1,
-    ).where(~_NOT_DUE),
-    ReasonCode.TTL_EXPIRED,
 )
-ASK = _change(EventKind.INPUT_REQUIRED, _become(TaskStatus.INPUT_REQUIRED).where(_FENCE, _NOT_DUE))
+_IS_QUEUED = tasks.c.owner_kind == _constant(OwnerKind.QUEUED)
+END_DUE = _change(EventKind.EXPIRED, _ENDED.where(~_NOT_DUE, ~_IS_QUEUED), ReasonCode.TTL_EXPIRED)
+END_UNCLAIMED = _change(EventKind.EXPIRED, _ENDED.where(~_NOT_DUE, _IS_QUEUED), ReasonCode.NO_RUNNER)
+# The holder and attempt in the WHERE fence a verdict out if somebody else decided over the task first.
+ABANDON = _change(EventKind.RECOVERED, _ENDED.where(_FENCE), ReasonCode.ABANDONED)
+DECLINE = _change(EventKind.RECOVERED, _ENDED.where(_OWN), ReasonCode.CRASH_RECOVERY)
+# What becomes of a task whose process is gone, by what became of the process.
+_LET_GO: dict[str, object] = {
+    "instance_id": null(),
+    "attempt": tasks.c.attempt + 1,
+    "crashes": tasks.c.crashes + bindparam("crashed", type_=Integer),
+    "status_message": _MESSAGE,
+}
+_REQUEUED = _change_status(LIVE, TaskStatus.WORKING, owner_kind=_constant(OwnerKind.QUEUED), **_LET_GO).where(_FENCE)
+_ASKED = _change_status(LIVE, TaskStatus.INPUT_REQUIRED, owner_kind=_constant(OwnerKind.PARKED), **_LET_GO).where(
+    _FENCE
+)
+FAIL_ORPHAN = {
+    reason: _change(EventKind.RECOVERED, _ENDED.where(_FENCE), reason)
+    for reason in (ReasonCode.CRASH_RECOVERY, ReasonCode.SERVER_STOPPED)
+}
+QUEUE_ORPHAN = {
+    reason: _change(EventKind.QUEUED, _REQUEUED, reason)
+    for reason in (ReasonCode.CRASH_RECOVERY, ReasonCode.SERVER_STOPPED)
+}
+ASK_ABOUT_ORPHAN = {
+    reason: _change(EventKind.INPUT_REQUIRED, _ASKED, reason)
+    for reason in (ReasonCode.CRASH_RECOVERY, ReasonCode.SERVER_STOPPED)
+}
+# Also from input_required: a tool may ask one thing while it waits for the answer to another.
+ASK = _change(EventKind.INPUT_REQUIRED, _change_status(LIVE, TaskStatus.INPUT_REQUIRED).where(_FENCE, _NOT_DUE))
+PARK = _change(
+    EventKind.INPUT_REQUIRED,
+    _change_status(
+        LIVE,
+        TaskStatus.INPUT_REQUIRED,
+        owner_kind=_constant(OwnerKind.PARKED),
+        instance_id=null(),
+        parked=bindparam("parked", type_=LargeBinary),
+        **_said(),
+    ).where(_FENCE, _NOT_DUE),
+)
 _OPEN = and_(inputs.c.answered_at.is_(None), inputs.c.closed_at.is_(None))
+_ALL_ANSWERED = ~select(inputs.c.key).where(inputs.c.task_id == tasks.c.task_id, _OPEN).exists()
+# A parked task has no process that waits for the answers: a runner takes it from here.
+_NOBODYS_NOW = tasks.c.owner_kind == _constant(OwnerKind.PARKED)
 RESUME = _change(
     EventKind.RESUMED,
-    _become(TaskStatus.WORKING).where(
-        _OWN, ~select(inputs.c.key).where(inputs.c.task_id == tasks.c.task_id, _OPEN).exists()
-    ),
+    _become(
+        TaskStatus.WORKING,
+        owner_kind=case((_NOBODYS_NOW, _constant(OwnerKind.QUEUED)), else_=tasks.c.owner_kind),
+    ).where(_OWN, _ALL_ANSWERED),
+)
+# Progress never goes down within an attempt; this begins one.
+CLAIM = _change(
+    EventKind.CLAIMED,
+    _change_status(
+        (TaskStatus.WORKING,),
+        TaskStatus.WORKING,
+        owner_kind=_constant(OwnerKind.INSTANCE),
+        instance_id=_text("instance_id"),
+        attempt=tasks.c.attempt + 1,
+        progress=null(),
+        progress_total=null(),
+    ).where(_IS_QUEUED, _NOT_DUE),
 )
 
-WITHDRAW = _change(EventKind.RESUMED, _become(TaskStatus.WORKING).where(_FENCE, _NOT_DUE))
+WITHDRAW = _change(EventKind.RESUMED, _become(TaskStatus.WORKING).where(_FENCE, _NOT_DUE, _ALL_ANSWERED))
 CLOSE_INPUTS = update(inputs).where(inputs.c.task_id == _text("task_id"), _OPEN).values(closed_at=_NOW)
+CLOSE_INPUT = CLOSE_INPUTS.where(inputs.c.key == _text("key"))
+# What is new to a reader and no change of status: the version alone tells waiters of it.
+TOUCH = update(tasks).where(_THIS).values(last_updated_at=_NOW, version=tasks.c.version + 1)
 
 # Progress is no state change: it writes no event, but raises the version so that waiters see it.
 PROGRESS = (
@@ -246,6 +309,7 @@ FREE_KEY = update(tasks).where(_OWN, _KEYED, ~_NOT_EXPIRED).values(idempotency_d
 COUNT_LIVE = select(func.count().label("count")).select_from(tasks).where(_OWN, _IS_LIVE, _NOT_DUE)
 COUNT_STORED = select(func.count().label("count")).select_from(tasks).where(_OWN, _NOT_EXPIRED)
 LOCK_OWN = select(*TASK_COLUMNS).where(_THIS, _OWN, _NOT_EXPIRED).with_for_update()
+LOCK_HELD = select(*TASK_COLUMNS).where(_THIS, _FENCE, _IS_LIVE).with_for_update()
 DELETE = delete(tasks).where(_THIS, _OWN, _NOT_EXPIRED, ~_IS_LIVE).returning(tasks.c.task_id)
 
 
@@ -324,10 +388,10 @@ ANSWER = (
     update(inputs)
     .where(inputs.c.task_id == _text("task_id"), inputs.c.key == _text("key"), _OPEN)
     .values(response=bindparam("response", type_=LargeBinary), answered_at=_NOW)
-    .returning(inputs.c.key)
+    .returning(inputs.c.name)
 )
 ANSWERS = select(inputs.c.key, inputs.c.name, inputs.c.response).where(
-    inputs.c.task_id == _text("task_id"), inputs.c.attempt == bindparam("attempt", type_=Integer)
+    inputs.c.task_id == _text("task_id"), inputs.c.answered_at.is_not(None)
 )
 
 # --- sealing again, under another key; no state changes, so neither version nor event
@@ -370,6 +434,22 @@ HELD_LIVE = select(tasks.c.task_id, tasks.c.attempt).where(_HELD_LIVE, tasks.c.i
 ORPHANS_OF_NOBODY = (
     select(*TASK_COLUMNS).where(_HELD_LIVE, ~_REGISTERED).limit(_number("limit")).with_for_update(skip_locked=True)
 )
+
+# What waits for a runner of one server, the oldest first; from a position on, since a runner may not know them all.
+QUEUED = (
+    select(tasks.c.task_id, tasks.c.name, tasks.c.method, tasks.c.created_at)
+    .where(
+        _IS_LIVE,
+        _IS_QUEUED,
+        _NOT_DUE,
+        tasks.c.server == _text("server"),
+        tasks.c.created_at >= _number("after_at"),
+        or_(tasks.c.created_at > _number("after_at"), tasks.c.task_id > _text("after_id")),
+    )
+    .order_by(tasks.c.created_at, tasks.c.task_id)
+    .limit(_number("limit"))
+)
+FOR_ANOTHER_RUN = select(tasks.c.request, tasks.c.caller, tasks.c.parked).where(_THIS)
 
 DUE = select(tasks.c.task_id).where(_IS_LIVE, ~_NOT_DUE).limit(_number("limit")).with_for_update(skip_locked=True)
 _EXPIRED = (

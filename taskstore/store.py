@@ -5,7 +5,7 @@ import json
 import logging
 import secrets
 import threading
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from contextlib import asynccontextmanager, suppress
 from datetime import timedelta
 from enum import Enum
@@ -34,6 +34,7 @@ from taskstore.options import StoreOptions, whole_milliseconds
 from taskstore.recovery import Recovery
 from taskstore.scheduler import MaintenanceScheduler
 from taskstore.task import (
+    Claim,
     Health,
     OnCrash,
     Outcome,
@@ -67,6 +68,9 @@ _LONGEST_ID = 200
 _LAST_VERSION = 2**63 - 1
 _LONGEST_SPAN_MS = 10**14  # an instant after it is still one that a datetime can hold
 _EMPTY_ROW: Row = dict.fromkeys(column.name for column in statements.tasks.c)
+_MAX_ATTEMPTS, _MOST_ATTEMPTS = 3, 1_000_000
+_QUEUE_PAGE = 100
+_CLAIM_INTERVAL = timedelta(seconds=1)
 _CANCELLED = "The task was cancelled by request."
 
 
@@ -79,6 +83,7 @@ class _Parts:
         self.binding = _open_binding(database, options.binding_secret, observer=observer)
         self.waiting = Waiting(database)
         self.recovery = Recovery(database, options, on_change=self.waiting.notify)
+        self.queue = self.waiting.apart()
         self.held: dict[str, Fence] = {}
         self.handles: dict[str, TaskHandle] = {}
         self.instance: Instance | None = None
@@ -127,6 +132,16 @@ class _Parts:
             with suppress(DatabaseUnavailableError):  # closed: the hand-over has failed it
                 self.database.write(unit)
 
+    def unclaim_unwanted(self, claiming: "asyncio.Future[Claim | None]") -> None:
+        """Queue a claimed task again whose claimer is gone: nobody here will ever run it."""
+        if claiming.cancelled() or claiming.exception() is not None:
+            return
+        claim = claiming.result()
+        if claim is not None:
+            fence = Fence(claim.task.task_id, self.writer, claim.task.attempt)
+            with suppress(DatabaseUnavailableError):  # closed: the hand-over has decided over it
+                self.database.write(partial(operations.unclaim, fence=fence, call=self.operator_call()))
+
     def let_go(self, fence: Fence) -> None:
         # The loop's thread and the heartbeat's may both come here.
         if self.held.get(fence.task_id) == fence:
@@ -164,7 +179,10 @@ class _Parts:
                 self.waiting.notify(task_id)
 
     def recover(self) -> RecoveryReport:
-        return self.recovery.recover(self.writer)
+        report = self.recovery.recover(self.writer)
+        if report.queued:
+            self.queue.wake()
+        return report
 
     def close(self) -> None:
         if self.database.is_foreign:
@@ -261,7 +279,10 @@ class TaskStore:
         request: JsonValue | Mapping[str, JsonValue] = None,
         session_id: str | None = None,
         idempotency_key: str | None = None,
+        on_crash: OnCrash = OnCrash.FAIL,
+        max_attempts: int | None = None,
         parent_task_id: str | None = None,
+        caller: JsonValue | Mapping[str, JsonValue] = None,
     ) -> Task:
         """Create a task in status ``working``, held by this process; it is durable when this returns.
 
@@ -274,21 +295,32 @@ class TaskStore:
             session_id: Narrows listings; never part of who may see the task.
             idempotency_key: Makes a create that is repeated return the first one's task, with ``existing`` set: for
                 the same auth context, key, method, name and request, for as long as that task is kept.
+            on_crash: What becomes of it when its process dies or stops: ``fail``; ``retry``: it is queued for a
+                runner that knows its name; ``ask``: its requestor is asked whether to run it again, if
+                ``caller["capabilities"]`` has ``elicitation``, else it fails; ``external``: no process of ours holds
+                it, and its outcome comes by ``operator.handle()``.
+            max_attempts: How many deaths ``retry`` and ``ask`` put up with before they fail it; None is 3.
             parent_task_id: The task that this one is a part of; kept for the application, and never shown to clients.
+            caller: What a later run needs to know of who called and with what (protocol version, capabilities);
+                never shown to clients, and dropped when the task is finished.
 
         Raises:
-            ValueError: ``ttl`` or ``poll_interval`` is negative or beyond all measure, or a key is given without an
-                auth context.
+            ValueError: ``ttl`` or ``poll_interval`` is negative or beyond all measure, a key is given without an auth
+                context, ``on_crash`` is unknown, or ``max_attempts`` is below 1.
             IdempotencyConflictError: The key was used for another request.
             LimitExceededError: The auth context has as many tasks as it may have.
-            PayloadError: ``request``, ``method`` or ``name`` cannot be stored.
+            PayloadError: ``request``, ``caller``, ``method`` or ``name`` cannot be stored.
             LeaseLostError: This store is an observer, and runs nothing.
         """
         parts = self._parts
         call = parts.call(auth)
         values = self._row(call, ttl, poll_interval, method, name, request, session_id)
+        values.update(_policy(OnCrash(on_crash), max_attempts))
         if parent_task_id is not None:
             values["parent_task_id"] = _checked(parent_task_id)
+        if caller is not None:
+            encoded = self._encode(caller, "$.caller")
+            values["caller"] = parts.rules.cipher.seal(encoded, "tasks", "caller", values["task_id"])
         if idempotency_key is not None:
             if auth is None:
                 raise ValueError("An idempotency_key needs an auth context: without one, anybody's key could be hit.")
@@ -305,7 +337,8 @@ class TaskStore:
             raise
         if task.existing:
             return task
-        parts.held[task.task_id] = Fence(task.task_id, str(values["instance_id"]), task.attempt)
+        if task.owner_kind is OwnerKind.INSTANCE:
+            parts.held[task.task_id] = Fence(task.task_id, str(values["instance_id"]), task.attempt)
         audit.info("created %s for %s", shorten(task.task_id), _whose(call))
         return task
 
@@ -423,6 +456,8 @@ class TaskStore:
         unit = partial(operations.answer_inputs, task_id=task_id, responses=encoded, call=call)
         task = await parts.write_unit(unit, call)
         parts.waiting.notify(task_id)
+        if task.owner_kind is OwnerKind.QUEUED:
+            parts.queue.wake()
         return task
 
     async def delete_task(self, task_id: str, *, auth: AuthContext | None) -> None:
@@ -440,12 +475,16 @@ class TaskStore:
         """Take a task in hand that this store created; at most one handle a task writes.
 
         Raises:
-            ValueError: The task was found by a repeated create, so another call runs it.
+            ValueError: The task was found by a repeated create, so another call runs it; or it is external.
             LeaseLostError: This process does not hold the task: it is another's, finished, or was lost.
         """
         parts = self._parts
         if task.existing:
             raise ValueError(f"Task {shorten(task.task_id)} existed before this create; whoever created it runs it.")
+        if task.owner_kind is OwnerKind.EXTERNAL:
+            raise ValueError(
+                f"Task {shorten(task.task_id)} is external; use operator.handle() where its outcome is known."
+            )
         fence = parts.held.get(task.task_id)
         if fence is None:
             raise LeaseLostError(task.task_id)
@@ -454,8 +493,36 @@ class TaskStore:
             handle = parts.handles[task.task_id] = TaskHandle(parts, task, fence)
         return handle
 
+    async def claim_task(self, names: Collection[str], *, timeout: timedelta = timedelta(0)) -> Claim | None:
+        """Take a queued task in hand: one that was parked and is answered, or whose process died or stopped.
+
+        Of the tasks of this store's ``server``, the one that was created first. Each is claimed once, whoever asks.
+
+        Args:
+            names: Which tools the caller can run; a task without a name goes by its method.
+            timeout: How long to wait for one.
+
+        Returns:
+            The task and what its next run needs; take it in hand with ``handle(claim.task)``. None: there was none.
+
+        Raises:
+            RuntimeError: This store is an observer, and runs nothing.
+        """
+        parts, loop = self._parts, asyncio.get_running_loop()
+        if not parts.writer:
+            raise RuntimeError("An observer runs nothing; claim tasks with a store from TaskStore.open().")
+        ends = loop.time() + timeout.total_seconds()
+        while True:
+            queued = parts.queue.next_change()
+            claim = await _claim_one(parts, frozenset(names))
+            left = ends - loop.time()
+            if claim is not None or left <= 0:
+                return claim
+            # What another process queues is found by asking again.
+            await asyncio.wait({asyncio.wrap_future(queued)}, timeout=min(left, _CLAIM_INTERVAL.total_seconds()))
+
     async def recover(self) -> RecoveryReport:
-        """Fail the live tasks of dead processes; opening did it, and the upkeep goes on doing it."""
+        """Decide over the live tasks of dead processes; opening did it, and the upkeep goes on doing it."""
         return await asyncio.to_thread(self._parts.recover)
 
     async def sweep(self) -> SweepReport:
@@ -494,8 +561,6 @@ class TaskStore:
             "instance_id": parts.writer,
             "attempt": 1,
             "crashes": 0,
-            "max_attempts": 1,
-            "on_crash": OnCrash.FAIL.value,
             "version": 1,
             "request": None if request is None else self._encode(request, "$.request"),
         }
@@ -561,6 +626,18 @@ class OperatorView:
     async def list_events(self, task_id: str, *, after: int = 0) -> list[TaskEvent]:
         """List any task's state changes after a version, oldest first."""
         return await _list_events(self._parts, task_id, self._parts.operator_call(), after)
+
+    async def handle(self, task_id: str) -> TaskHandle:
+        """Take an external task in hand, in whatever process its outcome is known.
+
+        Raises:
+            ValueError: The task is not external; its own process holds it.
+        """
+        parts = self._parts
+        task = await _get_task(parts, task_id, parts.operator_call())
+        if task.owner_kind is not OwnerKind.EXTERNAL:
+            raise ValueError(f"Task {shorten(task_id)} is not external; the server that runs it reports its outcome.")
+        return TaskHandle(parts, task, Fence(task_id, "", task.attempt))
 
     async def cancel_task(self, task_id: str) -> Task:
         """Cancel any live task.
@@ -632,6 +709,36 @@ async def _end_due(parts: _Parts, call: Call, *tasks: Task) -> bool:
     return bool(due)
 
 
+async def _claim_one(parts: _Parts, names: frozenset[str]) -> Claim | None:
+    call, after = parts.operator_call(), None
+    while True:
+        unit = partial(operations.list_queued, server=parts.options.server, after=after, limit=_QUEUE_PAGE, call=call)
+        page = await parts.read_unit(unit)
+        for queued in page:
+            if queued.name in names and (claim := await _claim(parts, queued.task_id)) is not None:
+                return claim
+        if len(page) < _QUEUE_PAGE:
+            return None
+        after = page[-1]
+
+
+async def _claim(parts: _Parts, task_id: str) -> Claim | None:
+    instance_id, call = parts.writer, parts.operator_call()
+    unit = partial(operations.claim_task, task_id=task_id, instance_id=instance_id, call=call)
+    claiming = parts.database.write_soon(unit)
+    try:
+        # Shielded: a caller that is cancelled cannot tell whether its unit had begun.
+        claim = await asyncio.shield(claiming)
+    except asyncio.CancelledError:
+        claiming.add_done_callback(parts.unclaim_unwanted)
+        raise
+    if claim is not None:
+        parts.held[task_id] = Fence(task_id, instance_id, claim.task.attempt)
+        parts.waiting.notify(task_id)
+        audit.info("claimed %s", shorten(task_id))
+    return claim
+
+
 async def _get_details(parts: _Parts, task_id: str, call: Call) -> TaskDetails:
     parts.rate.count(call)
     details = await _read_details(parts, task_id, call)
@@ -692,6 +799,19 @@ def _position(binding: Binding, cursor: str, scope: str) -> tuple[int, str]:
         raise InvalidCursorError()
     created_at, task_id = position.split(" ")
     return int(created_at), task_id
+
+
+def _policy(on_crash: OnCrash, max_attempts: int | None) -> Row:
+    """Make the columns that say what becomes of a task when its process is gone."""
+    if max_attempts is not None:
+        payload.check_type(max_attempts, int, "max_attempts")
+        if not 1 <= max_attempts <= _MOST_ATTEMPTS:
+            raise ValueError(f"max_attempts must be 1 to {_MOST_ATTEMPTS}, not {max_attempts}.")
+    again = on_crash in (OnCrash.RETRY, OnCrash.ASK)
+    columns: Row = {"on_crash": on_crash.value, "max_attempts": max_attempts or (_MAX_ATTEMPTS if again else 1)}
+    if on_crash is OnCrash.EXTERNAL:
+        columns |= {"owner_kind": OwnerKind.EXTERNAL.value, "instance_id": None}
+    return columns
 
 
 def _check_span(name: str, span: timedelta) -> None:

@@ -7,7 +7,7 @@ rule stands here, and arguments, results and errors are those written there.
 import asyncio
 import sys
 import threading
-from collections.abc import Coroutine, Iterator, Mapping
+from collections.abc import Collection, Coroutine, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from types import TracebackType
@@ -21,7 +21,9 @@ from taskstore.handle import TaskHandle
 from taskstore.options import StoreOptions
 from taskstore.store import DEFAULT, Default, OperatorView, TaskStore
 from taskstore.task import (
+    Claim,
     Health,
+    OnCrash,
     Outcome,
     RecoveryReport,
     RotationReport,
@@ -107,6 +109,14 @@ class SyncTaskHandle:
         """See ``TaskHandle.ask``."""
         return self._loop.run(self._handle.ask(requests))
 
+    def park(self, requests: Mapping[str, JsonValue], *, state: JsonValue = None) -> Task:
+        """See ``TaskHandle.park``."""
+        return self._loop.run(self._handle.park(requests, state=state))
+
+    def hand_over(self) -> Task:
+        """See ``TaskHandle.hand_over``."""
+        return self._loop.run(self._handle.hand_over())
+
     def complete(self, result: JsonValue | Mapping[str, JsonValue], *, is_error: bool = False) -> Task:
         """See ``TaskHandle.complete``."""
         return self._loop.run(self._handle.complete(result, is_error=is_error))
@@ -159,7 +169,10 @@ class SyncTaskStore:
         request: JsonValue | Mapping[str, JsonValue] = None,
         session_id: str | None = None,
         idempotency_key: str | None = None,
+        on_crash: OnCrash = OnCrash.FAIL,
+        max_attempts: int | None = None,
         parent_task_id: str | None = None,
+        caller: JsonValue | Mapping[str, JsonValue] = None,
     ) -> Task:
         """See ``TaskStore.create_task``."""
         return self._loop.run(
@@ -172,7 +185,10 @@ class SyncTaskStore:
                 request=request,
                 session_id=session_id,
                 idempotency_key=idempotency_key,
+                on_crash=on_crash,
+                max_attempts=max_attempts,
                 parent_task_id=parent_task_id,
+                caller=caller,
             )
         )
 
@@ -233,6 +249,10 @@ class SyncTaskStore:
         """See ``TaskStore.handle``."""
         return SyncTaskHandle(self._loop, self._store.handle(task))
 
+    def claim_task(self, names: Collection[str], *, timeout: timedelta = timedelta(0)) -> Claim | None:
+        """See ``TaskStore.claim_task``."""
+        return self._loop.run(self._store.claim_task(names, timeout=timeout))
+
     def recover(self) -> RecoveryReport:
         """See ``TaskStore.recover``."""
         return self._loop.run(self._store.recover())
@@ -275,6 +295,10 @@ class SyncOperatorView:
     def list_events(self, task_id: str, *, after: int = 0) -> list[TaskEvent]:
         """See ``OperatorView.list_events``."""
         return self._loop.run(self._operator.list_events(task_id, after=after))
+
+    def handle(self, task_id: str) -> SyncTaskHandle:
+        """See ``OperatorView.handle``."""
+        return SyncTaskHandle(self._loop, self._loop.run(self._operator.handle(task_id)))
 
     def cancel_task(self, task_id: str) -> Task:
         """See ``OperatorView.cancel_task``."""

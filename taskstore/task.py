@@ -59,9 +59,12 @@ class OwnerKind(StrEnum):
 
 
 class OnCrash(StrEnum):
-    """What recovery does with a task whose process died."""
+    """What becomes of a task whose process died, or stopped before the task was finished."""
 
-    FAIL = "fail"
+    FAIL = "fail"  # it fails, and says why
+    RETRY = "retry"  # it is queued, and a runner that knows its tool runs it again
+    ASK = "ask"  # its requestor is asked whether to run it again, if its client can show a question; else it fails
+    EXTERNAL = "external"  # nothing: the work is elsewhere, and no process of ours holds it
 
 
 class EventKind(StrEnum):
@@ -70,6 +73,8 @@ class EventKind(StrEnum):
     CREATED = "created"
     INPUT_REQUIRED = "input_required"
     RESUMED = "resumed"
+    QUEUED = "queued"  # its process died or stopped, and a runner may run it again
+    CLAIMED = "claimed"  # a runner took it
     COMPLETED = "completed"
     FAILED = "failed"
     CANCELLED = "cancelled"
@@ -83,6 +88,7 @@ class ReasonCode(StrEnum):
     CRASH_RECOVERY = "CRASH_RECOVERY"  # its process died
     SERVER_STOPPED = "SERVER_STOPPED"  # its process stopped in good order, and did not finish it
     TTL_EXPIRED = "TTL_EXPIRED"  # its ttl passed, and nothing kept it
+    NO_RUNNER = "NO_RUNNER"  # its ttl passed while it waited for a runner
     ABANDONED = "ABANDONED"  # its process lives, but nothing in it holds the task
     UNSTORABLE_RESULT = "UNSTORABLE_RESULT"
 
@@ -169,10 +175,36 @@ class TaskEvent(_Record):
     reason: ReasonCode | None
 
 
+class Claim(_Record):
+    """A queued task in the hands of the runner that took it, with all that another run needs.
+
+    Attributes:
+        request: As it was given to ``create_task()``.
+        caller: As it was given to ``create_task()``.
+        state: As it was given to ``TaskHandle.park()``, if the task was parked by its tool.
+        answers: What the requestor answered to the questions of that ``park()``, under the tool's own keys.
+    """
+
+    task: Task
+    request: JsonValue
+    caller: JsonValue
+    state: JsonValue
+    answers: Mapping[str, JsonValue]
+
+
 class RecoveryReport(_Record):
-    """What one recovery pass did."""
+    """What one recovery pass did.
+
+    Attributes:
+        recovered: Every task that it decided over.
+        queued: Those of them that wait for a runner to run them again.
+        asked: Those of them whose requestor is asked whether to run them again.
+        dead_instances: Processes that were proven dead.
+    """
 
     recovered: tuple[str, ...] = ()
+    queued: tuple[str, ...] = ()
+    asked: tuple[str, ...] = ()
     dead_instances: int = 0
 
 

@@ -62,6 +62,7 @@ class Waiting:
         self._database = database
         self._waiters: dict[str, set[Waiter]] = defaultdict(set)
         self._noticed: dict[str, str] = {}
+        self._apart: list[Waiter] = []
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._poll: threading.Thread | None = None
@@ -89,6 +90,13 @@ class Waiting:
                 if not self._waiters[task_id]:
                     del self._waiters[task_id], self._noticed[notice(task_id)]
 
+    def apart(self) -> Waiter:
+        """Make a waiter for what is no task; whoever knows of it wakes it."""
+        waiter = Waiter(self._stop)
+        with self._lock:
+            self._apart.append(waiter)
+        return waiter
+
     def notify(self, task_id: str) -> None:
         """Wake every waiter of a task; call it after COMMIT."""
         with self._lock:
@@ -100,7 +108,7 @@ class Waiting:
         """Stop polling and wake everybody, who then learn that the store is closed."""
         self._stop.set()
         with self._lock:
-            poll, waiters = self._poll, [waiter for each in self._waiters.values() for waiter in each]
+            poll, waiters = self._poll, [*self._apart, *(waiter for each in self._waiters.values() for waiter in each)]
         for waiter in waiters:
             waiter.wake()
         if poll is not None:

@@ -313,7 +313,7 @@ async def test_close_fails_what_does_not_finish_in_time(store: TaskStore, kind: 
 
     assert gate.cancelled.is_set()
     error = await error_of(store, task)
-    assert "server was stopped" in error["message"]
+    assert error["data"]["reason"] == "SERVER_STOPPED"
 
 
 async def test_work_that_finishes_when_told_to_stop_keeps_its_result(store: TaskStore) -> None:

@@ -38,7 +38,14 @@ async def test_orphans_fail_with_crash_recovery_and_finished_tasks_stay(store, p
     assert failed.outcome.error == {
         "code": -32603,
         "message": failed.task.status_message,
-        "data": {"reason": "CRASH_RECOVERY", "progress": 62.0, "total": 100.0, "attempt": 1, "retrySafe": False},
+        "data": {
+            "reason": "CRASH_RECOVERY",
+            "progress": 62.0,
+            "total": 100.0,
+            "attempt": 1,
+            "crashes": 1,
+            "retrySafe": False,
+        },
     }
     last = (await peer.list_events(orphans[0].task_id, auth=ALICE))[-1]
     assert (last.kind, last.reason, last.from_status) == (
