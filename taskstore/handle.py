@@ -219,11 +219,14 @@ class TaskHandle:
         questions = self._questions(requests)
         keys = frozenset(question["key"] for question in questions)
         call = self._host.operator_call()
-        await self._write(partial(operations.ask, fence=self._fence, questions=questions, call=call))
+        asking = asyncio.create_task(
+            self._write(partial(operations.ask, fence=self._fence, questions=questions, call=call))
+        )
         try:
+            await asyncio.shield(asking)
             return await self._answers(keys)
         except asyncio.CancelledError:
-            await self._insist(self._withdraw(keys))
+            await self._insist(self._withdraw(keys, asking))
             raise
 
     async def park(self, requests: Mapping[str, JsonValue], *, state: JsonValue = None) -> Task:
@@ -302,8 +305,9 @@ class TaskHandle:
                 waiter.version = task.version
                 await asyncio.wait({asyncio.wrap_future(change)}, timeout=operations.seconds_to_ttl(task, call))
 
-    async def _withdraw(self, keys: frozenset[str]) -> None:
-        with suppress(TaskStoreError):  # finished meanwhile, or lost
+    async def _withdraw(self, keys: frozenset[str], asking: "asyncio.Task[Task]") -> None:
+        with suppress(TaskStoreError):  # never asked, or finished meanwhile, or lost
+            await asking
             call = self._host.operator_call()
             await self._write(partial(operations.withdraw, fence=self._fence, keys=keys, call=call))
 

@@ -87,6 +87,22 @@ async def test_a_tool_that_stops_waiting_for_an_answer_can_go_on(store):
     assert await asyncio.wait_for(again, 10) == {"name": "Ann"}
 
 
+async def test_a_question_that_is_cancelled_while_it_is_written_is_withdrawn_too(store):
+    """The write goes on without its caller; a task that asks for nobody would never be worked on again."""
+    for turns in range(1, 6):
+        task = await store.create_task(auth=ALICE)
+        asking = asyncio.create_task(store.handle(task).ask({"name": {"method": "elicitation/create"}}))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+
+        asking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+
+        left = await store.get_details(task.task_id, auth=ALICE)
+        assert (left.task.status, dict(left.input_requests)) == (TaskStatus.WORKING, {})
+
+
 async def test_an_open_that_is_cancelled_leaves_no_store_running(database_url):
     """Its heartbeat would say for ever that a store lives which nobody has."""
     for _ in range(3):
