@@ -1,26 +1,44 @@
 """The seam to the SDK's request context: what a tool gets while it runs as a task, and what it gave back.
 
 ``Context.report_progress()`` of a tool calls ``report_progress()`` of the session, which calls ``progress()`` of the
-request's channel; after the response that channel drops everything. So a task's tool gets a session of its own over
-the channel below, and a connection without a way to the client: under the protocol version of the extension, log
-messages and requests to the client do not exist for tasks.
+request's channel; after the response that channel drops everything. So a task's tool gets a session of its own, and
+everything that the session sends goes to the channel below: progress to the task, requests to the client into its
+input requests, which wait in the database for their answers. Notifications, log messages among them, do not exist
+for tasks.
 """
 
+import asyncio
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import anyio
 from mcp.server.connection import Connection
 from mcp.server.context import HandlerResult, ServerRequestContext
 from mcp.server.session import ServerSession
 from mcp.shared.dispatcher import CallOptions
-from mcp.shared.exceptions import NoBackChannelError
+from mcp.shared.exceptions import MCPError, NoBackChannelError
 from mcp.shared.message import MessageMetadata
 from mcp.shared.transport_context import TransportContext
-from mcp_types import INTERNAL_ERROR, ErrorData, RequestId
+from mcp_types import (
+    INTERNAL_ERROR,
+    MISSING_REQUIRED_CLIENT_CAPABILITY,
+    REQUEST_TIMEOUT,
+    ClientCapabilities,
+    ElicitationCapability,
+    ErrorData,
+    FormElicitationCapability,
+    MissingRequiredClientCapabilityErrorData,
+    RequestId,
+    RootsCapability,
+    SamplingCapability,
+    SamplingToolsCapability,
+    UrlElicitationCapability,
+)
 from mcp_types.methods import serialize_server_result
-from pydantic import BaseModel, ValidationError
+from mcp_types.version import MODERN_PROTOCOL_VERSIONS
+from pydantic import BaseModel, JsonValue, ValidationError
 
 from taskstore.errors import LeaseLostError, TaskFinishedError, TaskNotFoundError
 from taskstore.handle import TaskHandle
@@ -30,12 +48,13 @@ logger = logging.getLogger("taskstore")
 
 
 def task_context(ctx: ServerRequestContext, handle: TaskHandle) -> ServerRequestContext:
-    """Make the context that a tool gets inside a task: the request's, with progress going to the task."""
-    client = ctx.session.client_params
+    """Make the context that a tool gets inside a task: the request's, with all that it sends going to the task."""
+    client, capabilities = ctx.session.client_params, ctx.session.client_capabilities
+    channel = _TaskChannel(handle, ctx.protocol_version, capabilities, ctx.request_id)
     connection = Connection.from_envelope(
-        ctx.protocol_version, None if client is None else client.client_info, ctx.session.client_capabilities
+        ctx.protocol_version, None if client is None else client.client_info, capabilities, outbound=channel
     )
-    session = ServerSession(_TaskChannel(handle, ctx.request_id), connection)
+    session = ServerSession(channel, connection)
     return replace(ctx, session=session, close_sse_stream=None, close_standalone_sse_stream=None)
 
 
@@ -71,16 +90,80 @@ def work_result(result: HandlerResult, tool_name: str, protocol_version: str) ->
     return WorkResult(wire, is_error=wire.get("isError") is True)
 
 
+def input_requests(
+    requests: Mapping[str, JsonValue], capabilities: ClientCapabilities | None, protocol_version: str
+) -> Mapping[str, JsonValue]:
+    """Give a tool's requests to the client the shape that input requests have on the wire.
+
+    Raises:
+        MCPError: The client did not declare what one of the requests needs (-32021, as for the call itself).
+        NoBackChannelError: One of them is no request that a client could be asked.
+        pydantic.ValidationError: One of them does not have the shape of its method.
+    """
+    for request in requests.values():
+        required = _required_capabilities(request)
+        if not _covers(capabilities, required):
+            data = MissingRequiredClientCapabilityErrorData(required_capabilities=required)
+            raise MCPError(
+                MISSING_REQUIRED_CLIENT_CAPABILITY,
+                "The tool needs to ask the client for what the client did not declare.",
+                data.model_dump(by_alias=True, mode="json", exclude_none=True),
+            )
+    if protocol_version not in MODERN_PROTOCOL_VERSIONS:
+        return requests
+    wire = {"resultType": "input_required", "inputRequests": dict(requests)}
+    shaped: Mapping[str, JsonValue] = serialize_server_result("tools/call", protocol_version, wire)["inputRequests"]
+    return shaped
+
+
+def _required_capabilities(request: JsonValue) -> ClientCapabilities:
+    """Tell what a client must have declared to be asked this."""
+    method = request.get("method") if isinstance(request, dict) else None
+    params = request.get("params") if isinstance(request, dict) else None
+    asked = params if isinstance(params, dict) else {}
+    match method:
+        case "elicitation/create" if asked.get("mode") == "url":
+            return ClientCapabilities(elicitation=ElicitationCapability(url=UrlElicitationCapability()))
+        case "elicitation/create":
+            return ClientCapabilities(elicitation=ElicitationCapability(form=FormElicitationCapability()))
+        case "sampling/createMessage":
+            tools = None if {"tools", "toolChoice"}.isdisjoint(asked) else SamplingToolsCapability()
+            return ClientCapabilities(sampling=SamplingCapability(tools=tools))
+        case "roots/list":
+            return ClientCapabilities(roots=RootsCapability())
+    raise NoBackChannelError(str(method))
+
+
+def _covers(declared: ClientCapabilities | None, required: ClientCapabilities) -> bool:
+    """Tell whether a client declared what is required; a bare ``elicitation: {}`` means forms."""
+    if declared is None:
+        return False
+    if required.roots is not None:
+        return declared.roots is not None
+    if required.sampling is not None:
+        tools = required.sampling.tools is None or (
+            declared.sampling is not None and declared.sampling.tools is not None
+        )
+        return declared.sampling is not None and tools
+    if declared.elicitation is None or required.elicitation is None:
+        return False
+    if required.elicitation.url is not None:
+        return declared.elicitation.url is not None
+    return declared.elicitation.form is not None or declared.elicitation.url is None
+
+
 @dataclass
 class _TaskChannel:
-    """The SDK's ``DispatchContext`` of a task: progress is stored, all else has no client to go to."""
+    """The SDK's ``DispatchContext`` of a task: progress and requests are stored, all else has no client to go to."""
 
     handle: TaskHandle
+    protocol_version: str
+    capabilities: ClientCapabilities | None
     request_id: RequestId | None
-    transport: TransportContext = field(default_factory=lambda: TransportContext(kind="task", can_send_request=False))
+    transport: TransportContext = field(default_factory=lambda: TransportContext(kind="task", can_send_request=True))
     message_metadata: MessageMetadata = None
     cancel_requested: anyio.Event = field(default_factory=anyio.Event)
-    can_send_request: bool = False
+    can_send_request: bool = True
 
     async def progress(self, progress: float, total: float | None = None, message: str | None = None) -> None:
         try:
@@ -99,7 +182,22 @@ class _TaskChannel:
     async def send_raw_request(
         self,
         method: str,
-        params: Mapping[str, object] | None,
+        params: Mapping[str, JsonValue] | None,
         opts: CallOptions | None = None,
-    ) -> dict[str, object]:
-        raise NoBackChannelError(method)
+    ) -> dict[str, Any]:
+        """Ask through the task, and return the answer when it is there; nothing of it is validated here."""
+        request: dict[str, JsonValue] = {"method": method}
+        if params is not None:
+            request["params"] = dict(params)
+        name = method.partition("/")[0]
+        asked = input_requests({name: request}, self.capabilities, self.protocol_version)
+        try:
+            async with asyncio.timeout((opts or {}).get("timeout")):
+                answers: Mapping[str, Any] = await self.handle.ask(asked)
+        except TimeoutError as problem:
+            raise MCPError(REQUEST_TIMEOUT, f"Nobody answered {method} in time.") from problem
+        except (LeaseLostError, TaskFinishedError, TaskNotFoundError) as refusal:
+            # Of the errors that a tool may raise, the one that the SDK doesn't log: the work is being cancelled.
+            raise MCPError(INTERNAL_ERROR, f"{method} was not answered: the task is over.") from refusal
+        answer: dict[str, Any] = answers[name]
+        return answer

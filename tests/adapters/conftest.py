@@ -3,8 +3,9 @@
 import asyncio
 import contextlib
 import socket
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from datetime import timedelta
 from typing import Any, ClassVar, Literal
 
 import httpx2
@@ -20,7 +21,7 @@ from mcp.server.mcpserver import MCPServer
 from mcp.shared.exceptions import MCPError
 from pydantic import AnyHttpUrl, ConfigDict
 
-from taskstore import AuthContext
+from taskstore import AuthContext, Task, TaskStatus, TaskStore
 from taskstore.adapters.mcp_v2 import TasksExtension, _local_user
 
 EXTENSION = TasksExtension.identifier
@@ -109,7 +110,12 @@ Serve = Callable[[MCPServer[Any]], AbstractAsyncContextManager[str]]
 
 @asynccontextmanager
 async def _connect(
-    target: MCPServer[Any] | str, *, token: str | None = None, declares: bool = True, mode: str = "2026-07-28"
+    target: MCPServer[Any] | str,
+    *,
+    token: str | None = None,
+    declares: bool = True,
+    mode: str = "2026-07-28",
+    **options: Any,
 ) -> AsyncIterator[Peer]:
     async with contextlib.AsyncExitStack() as stack:
         where: Any = target
@@ -118,7 +124,7 @@ async def _connect(
             http = await stack.enter_async_context(httpx2.AsyncClient(headers=headers))
             where = streamable_http_client(target, http_client=http)
         extensions = [DeclaresTasks()] if declares else []
-        client = await stack.enter_async_context(Client(where, mode=mode, extensions=extensions))
+        client = await stack.enter_async_context(Client(where, mode=mode, extensions=extensions, **options))
         yield Peer(client)
 
 
@@ -165,6 +171,41 @@ def connect() -> Connect:
 def serve() -> Serve:
     """Serve over streamable HTTP on a free port: ``async with serve(server) as url``."""
     return _serve
+
+
+@pytest.fixture
+def tasks(database_url: str) -> TasksExtension:
+    return TasksExtension(database_url, drain=timedelta(0))
+
+
+@pytest.fixture
+def server(tasks: TasksExtension) -> MCPServer:
+    return MCPServer("reports", extensions=[tasks], lifespan=tasks.lifespan)
+
+
+async def _never(*_: object) -> Any:
+    raise AssertionError("questions of a task are not sent as requests of their own")
+
+
+@pytest.fixture
+def can_be_asked() -> dict[str, Any]:
+    """Keywords that make a client declare elicitation, sampling and roots."""
+    return {"elicitation_callback": _never, "sampling_callback": _never, "list_roots_callback": _never}
+
+
+async def _wait_for(store: TaskStore, task_id: str, owner: AuthContext | None, status: TaskStatus) -> Task:
+    async with asyncio.timeout(60):
+        task = await store.get_task(task_id, auth=owner)
+        while task.status is not status and not task.is_finished:
+            task = await store.wait_for_task(task_id, auth=owner, since_version=task.version)
+    assert task.status is status, task
+    return task
+
+
+@pytest.fixture
+def wait_for() -> Callable[..., Awaitable[Task]]:
+    """Wait until a task has a status: ``await wait_for(store, task_id, owner, TaskStatus.COMPLETED)``."""
+    return _wait_for
 
 
 @pytest.fixture

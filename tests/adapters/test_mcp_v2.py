@@ -23,16 +23,6 @@ EXTENSION = "io.modelcontextprotocol/tasks"
 AT_ONCE = timedelta(0)
 
 
-@pytest.fixture
-def tasks(database_url: str) -> TasksExtension:
-    return TasksExtension(database_url, drain=AT_ONCE)
-
-
-@pytest.fixture
-def server(tasks: TasksExtension) -> MCPServer:
-    return MCPServer("reports", extensions=[tasks], lifespan=tasks.lifespan)
-
-
 class Gate:
     """Lets a test hold a tool while it runs."""
 
