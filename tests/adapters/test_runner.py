@@ -10,9 +10,20 @@ from typing import Any
 import pytest
 from pydantic import JsonValue
 
-from taskstore import AuthContext, DatabaseUnavailableError, Outcome, Task, TaskHandle, TaskStatus, TaskStore
+from taskstore import (
+    AuthContext,
+    Claim,
+    DatabaseUnavailableError,
+    OnCrash,
+    Outcome,
+    OwnerKind,
+    Task,
+    TaskHandle,
+    TaskStatus,
+    TaskStore,
+)
 from taskstore import runner as runner_module
-from taskstore.runner import TaskRunner, WorkError, WorkResult
+from taskstore.runner import TaskRunner, Work, WorkError, WorkParked, WorkResult
 
 ALICE = AuthContext(subject="alice")
 AT_ONCE = timedelta(0)
@@ -344,3 +355,117 @@ async def test_a_closed_runner_takes_no_more_work(store: TaskStore) -> None:
         await runner.start(returns, auth=ALICE)
 
     assert (await store.list_tasks(auth=ALICE)).tasks == ()
+
+
+class Again:
+    """Runs tasks again as the work that a test gives it."""
+
+    def __init__(self, work: Work, *names: str) -> None:
+        self._work, self._names = work, names or ("book",)
+        self.claims: list[Claim] = []
+
+    def names(self) -> tuple[str, ...]:
+        return self._names
+
+    def work(self, claim: Claim) -> Work:
+        self.claims.append(claim)
+        return self._work
+
+
+QUESTION: JsonValue = {"method": "elicitation/create", "params": {"message": "Your name?"}}
+
+
+async def parks(handle: TaskHandle) -> WorkParked:
+    return WorkParked({"name": QUESTION}, state="asked")
+
+
+async def answer(store: TaskStore, task: Task, response: JsonValue) -> None:
+    await store.wait_for_task(task.task_id, auth=ALICE, since_version=task.version)
+    details = await store.get_details(task.task_id, auth=ALICE)
+    await store.answer_inputs(task.task_id, dict.fromkeys(details.input_requests, response), auth=ALICE)
+
+
+async def test_work_that_parks_its_task_is_run_again_with_the_answers(store: TaskStore) -> None:
+    """No process waits while a person thinks."""
+    again = Again(returns)
+    runner = TaskRunner(store, rerun=again)
+    task = await runner.start(parks, auth=ALICE, name="book", request={"to": "Rome"}, caller={"who": "a client"})
+
+    await answer(store, task, "Ada")
+
+    assert (await finished(store, task)).status is TaskStatus.COMPLETED
+    (claim,) = again.claims
+    assert (claim.request, claim.caller, claim.state) == ({"to": "Rome"}, {"who": "a client"}, "asked")
+    assert claim.answers == {"name": "Ada"}
+    await runner.close(AT_ONCE)
+
+
+async def test_a_task_to_be_retried_goes_on_in_the_next_server(database_url: str) -> None:
+    """A server that is stopped for a new version must not fail what may simply run again."""
+    async with TaskStore.open(database_url) as store:
+        stopped, gate = TaskRunner(store), Gate()
+        task = await stopped.start(gate, auth=ALICE, name="book", on_crash=OnCrash.RETRY)
+        await gate.running.wait()
+        await stopped.close(AT_ONCE)
+        waiting = await store.get_task(task.task_id, auth=ALICE)
+
+    async with TaskStore.open(database_url) as store:
+        runner = TaskRunner(store, rerun=Again(returns))
+        done = await finished(store, task)
+        await runner.close(AT_ONCE)
+
+    assert (waiting.status, waiting.owner_kind) == (TaskStatus.WORKING, OwnerKind.QUEUED)
+    assert (done.status, done.crashes) == (TaskStatus.COMPLETED, 0)
+
+
+async def test_no_more_tasks_run_again_at_once_than_allowed(store: TaskStore) -> None:
+    """A crash leaves thousands of them; run all at once, they would bring the server down again."""
+    gate, again = Gate(), Again(returns)
+    tasks = [await store.create_task(auth=ALICE, name="book", on_crash=OnCrash.RETRY) for _ in range(4)]
+    for task in tasks:
+        await store.handle(task).hand_over()
+    held = Again(gate)
+    runner = TaskRunner(store, rerun=held, max_reruns=1)
+    await gate.running.wait()
+
+    other = TaskRunner(store, rerun=again)
+    for task in tasks[1:]:
+        await finished(store, task)
+    gate.opened.set()
+    await finished(store, tasks[0])
+
+    assert [claim.task.task_id for claim in held.claims] == [tasks[0].task_id]
+    for each in (runner, other):
+        await each.close(AT_ONCE)
+
+
+async def test_a_rerun_that_cannot_be_made_fails_its_task_and_no_other(store: TaskStore) -> None:
+    """A tool that was registered a moment ago may be gone."""
+
+    class Broken(Again):
+        def work(self, claim: Claim) -> Work:
+            raise KeyError("book")
+
+    task = await store.create_task(auth=ALICE, name="book", on_crash=OnCrash.RETRY)
+    await store.handle(task).hand_over()
+
+    runner = TaskRunner(store, rerun=Broken(returns))
+
+    assert (await error_of(store, task))["message"] == "Error executing tool book"
+    await runner.close(AT_ONCE)
+
+
+async def test_a_runner_takes_no_external_task(store: TaskStore, runner: TaskRunner) -> None:
+    with pytest.raises(ValueError, match="external"):
+        await runner.start(returns, auth=ALICE, on_crash=OnCrash.EXTERNAL)
+
+
+async def test_questions_that_are_none_fail_the_task(store: TaskStore, runner: TaskRunner) -> None:
+    """Parked without a question, it would wait for ever."""
+
+    async def work(handle: TaskHandle) -> WorkParked:
+        return WorkParked({})
+
+    task = await runner.start(work, auth=ALICE, name="book")
+
+    assert (await error_of(store, task))["message"] == "Error executing tool book"
