@@ -315,6 +315,7 @@ class Database:
             ran = []
             try:
                 connection.execute(self._dialect.begin)
+                # fail point: transaction-begun
                 for unit in units:
                     transaction = _Transaction(connection, self._compiler, self._dialect)
                     value = unit(transaction)
@@ -327,7 +328,9 @@ class Database:
                 self._roll_back(connection)
                 raise
             try:
+                # fail point: before-commit
                 connection.execute("COMMIT")
+                # fail point: after-commit
             except self._dialect.driver_error as error:
                 cause = self._dialect.classify(error, connection)
                 if isinstance(cause, LostError):

@@ -360,6 +360,7 @@ class TaskHandle:
 
     async def _finish(self, unit: Callable[[Transaction], Task | Refused]) -> Task:
         task = await self._write(unit)
+        # fail point: outcome-stored
         self._finished = True
         if self._timer is not None:
             self._timer.cancel()

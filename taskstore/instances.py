@@ -182,6 +182,7 @@ class Instance:
             "lease_ms": self._lease_ms,
         }
         self._database.write_here(lambda transaction: transaction.execute(statements.REGISTER, row))
+        # fail point: registered
         self.instance_id = instance_id
 
     def _beat(self) -> None:
@@ -194,6 +195,7 @@ class Instance:
 
     def beat(self) -> None:
         """Beat once; if the row is gone, register anew and tell."""
+        # fail point: before-beat
         params = {"instance_id": self.instance_id}
         if self._database.write_here(lambda transaction: transaction.row(statements.BEAT, params)) is None:
             evicted = self.instance_id
@@ -213,6 +215,7 @@ def read_instances(transaction: Transaction) -> list[Row]:
 
 def release(database: Database, instance_id: str) -> bool:
     """Delete an instance's row unless a live task names it; tell whether it is gone."""
+    # fail point: before-release
     unit = partial(_release, instance_id=instance_id)
     return database.write(unit).result()
 

@@ -171,6 +171,7 @@ class Lane:
                 batch = [submission for submission in batch if submission.begin()]
                 if batch:
                     self._serve(batch)
+                    # fail point: before-callers-hear
                     _tell(batch)
 
 

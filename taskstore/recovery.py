@@ -99,6 +99,7 @@ class Recovery:
                 self._on_change(task_id)
             ended, deleted = ended + len(batch.ended), deleted + len(batch.deleted)
             progress(ended + deleted)
+            # fail point: sweep-batch-done
             if max(len(batch.ended), len(batch.deleted)) < SWEEP_BATCH:
                 break
         self._prune_tombstones()
@@ -153,6 +154,7 @@ class Recovery:
                 self._on_change(task.task_id)
             self._tell([task for task, _ in batch])
             progress(len(decided))
+            # fail point: recovery-batch-done
             # An empty batch ends it, not a short one: rows that another process has locked are passed over,
             # and are that process's to fail.
             if not batch:

@@ -1,0 +1,303 @@
+"""What must hold however processes die: the acknowledgements of all workers against what the store holds."""
+
+import json
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from taskstore import EventKind, ReasonCode, Task, TaskEvent, TaskNotFoundError, TaskStatus, TaskStore
+from taskstore.operations import milliseconds
+from taskstore.task import TaskDetails
+
+from .workload import HEARTBEAT, LEASE, UPKEEP, Character
+
+PAGE = 500
+_TERMINAL = {
+    EventKind.COMPLETED: TaskStatus.COMPLETED,
+    EventKind.FAILED: TaskStatus.FAILED,
+    EventKind.RECOVERED: TaskStatus.FAILED,
+    EventKind.CANCELLED: TaskStatus.CANCELLED,
+}
+# How long before its suspension a process may have beaten last, and been seen to.
+_EARLY_MS = (HEARTBEAT + UPKEEP).total_seconds() * 1000
+_LEASE_MS = LEASE.total_seconds() * 1000
+
+
+@dataclass
+class Life:
+    """One worker process, from its fork to its end. Instants are milliseconds of the system's clock.
+
+    Attributes:
+        ended_at: Just before the signal that ended it, or its own note that it reached a deadly fail point.
+        told_to_end: Whether it was asked to close its store and go.
+        suspensions: From when until when it was stopped, each time; None is until now.
+    """
+
+    number: int
+    slot: int
+    elsewhere: bool
+    log: Path
+    pid: int | None = None
+    ended_at: int | None = None
+    gone: bool = False
+    told_to_end: bool = False
+    suspensions: list[tuple[int, int | None]] = field(default_factory=list)
+
+
+@dataclass(eq=False)
+class Known:
+    """All that was acknowledged of one task name, by any life."""
+
+    name: str
+    creators: list[int] = field(default_factory=list)  # lives that began to create it
+    holder: int | None = None  # the life that was told that it holds the task
+    task_id: str | None = None
+    finished: dict[str, Any] | None = None
+    deleting: bool = False
+    deleted_at: int | None = None
+    refused: bool = False
+
+
+class Checker:
+    """Collects what the lives wrote down, and compares it with the store."""
+
+    def __init__(self) -> None:
+        self.violations: list[str] = []
+        self.counts: Counter[str] = Counter()
+        self.complaints: Counter[str] = Counter()
+        self.longest_recovery_ms = 0
+        self._known: dict[str, Known] = {}
+        self._read: dict[int, int] = defaultdict(int)
+        self._settled: dict[str, tuple[str, int]] = {}  # id of a checked finished task: status and version
+        self._names: dict[str, str] = {}
+
+    def read_logs(self, lives: Iterable[Life]) -> None:
+        """Take in what the lives have written since the last time."""
+        for life in lives:
+            if not life.log.exists():
+                continue
+            with life.log.open("rb") as log:
+                log.seek(self._read[life.number])
+                written = log.read()
+            whole = written[: written.rfind(b"\n") + 1]
+            self._read[life.number] += len(whole)
+            for line in whole.splitlines():
+                self._take(life, json.loads(line))
+
+    def unacknowledged(self, life: Life) -> list[str]:
+        """List the keyed tasks of a life that ended before it heard whether they were created."""
+        return [
+            known.name
+            for known in self._known.values()
+            if known.creators == [life.number] and known.task_id is None and Character(known.name).is_keyed
+        ]
+
+    def _take(self, life: Life, record: dict[str, Any]) -> None:
+        did = record["did"]
+        if did == "struck":
+            self.counts[f"{record['act']} at {record['point']}"] += 1
+            if record["act"] == "kill":
+                life.ended_at = record["at"]
+        elif did == "broke":
+            self.violations.append(f"life {life.number} broke: {record['trace']}")
+        elif did == "unavailable":
+            self.complaints[record["error"]] += 1
+        elif did == "opened":
+            self.counts["opened"] += 1
+        elif did != "closed":
+            self._take_about_task(life, did, record)
+
+    def _take_about_task(self, life: Life, did: str, record: dict[str, Any]) -> None:
+        known = self._known.setdefault(record["name"], Known(record["name"]))
+        match did:
+            case "creating":
+                known.creators.append(life.number)
+            case "created":
+                self.counts["created"] += 1
+                if known.task_id not in (None, record["task"]):
+                    self._violated(known, f"was created twice: {known.task_id} and {record['task']}")
+                known.task_id = record["task"]
+                if not record["existing"]:
+                    known.holder = life.number
+            case "finished":
+                self.counts[record["status"]] += 1
+                if known.finished is not None and known.finished["version"] != record["version"]:
+                    self._violated(known, f"was acknowledged as finished twice: {known.finished} and {record}")
+                known.finished = record
+            case "deleting":
+                known.deleting = True
+            case "deleted":
+                self.counts["deleted"] += 1
+                known.deleted_at = record["at"]
+            case "refused":
+                known.refused = True
+                self.counts[f"refused: {record['error']}"] += 1
+            case "wrong":
+                self._violated(known, record["what"])
+
+    def _violated(self, known: Known, what: str) -> None:
+        self.violations.append(f"task {known.name}: {what}")
+
+    # --- the store
+
+    async def check(self, store: TaskStore, lives: dict[int, Life]) -> None:
+        """Compare what was acknowledged until now with what the store holds now."""
+        ids = {known: known.task_id or (known.finished and known.finished["task"]) for known in self._known.values()}
+        acknowledged = {
+            task_id: known for known, task_id in ids.items() if task_id and not Character(known.name).is_brief
+        }
+        found: set[str] = set()
+        cursor: str | None = None
+        while True:
+            page = await store.operator.list_tasks(limit=PAGE, cursor=cursor)
+            for task in page.tasks:
+                found.add(task.task_id)
+                await self._check_task(store, task, lives)
+            cursor = page.next_cursor
+            if cursor is None:
+                break
+        self.read_logs(lives.values())  # what was deleted since they were read last
+        for task_id, known in acknowledged.items():
+            if task_id not in found and not known.deleting:
+                self._violated(known, "its creation was acknowledged, and it is not there")
+        self.counts["checks"] += 1
+
+    async def _check_task(self, store: TaskStore, task: Task, lives: dict[int, Life]) -> None:
+        settled = self._settled.get(task.task_id)
+        if settled is not None:
+            if settled != (task.status, task.version):
+                self.violations.append(
+                    f"task {task.name}: changed after its end: {settled}, now {task.status}, {task.version}"
+                )
+            return
+        known = self._known.get(task.name or "")
+        if known is None:
+            # Its life has written down that it creates it, and that is read later.
+            return
+        if self._names.setdefault(known.name, task.task_id) != task.task_id:
+            self._violated(known, "is there twice")
+        if known.task_id is not None and known.task_id != task.task_id:
+            self._violated(known, f"is {task.task_id}, but {known.task_id} was acknowledged")
+        if known.deleted_at is not None:
+            self._violated(known, "is there after its deletion was acknowledged")
+        if not task.is_finished:
+            if known.finished is not None:
+                self._violated(known, f"its outcome was acknowledged, and it is {task.status}")
+            return
+        try:
+            details = await store.operator.get_details(task.task_id)
+            events = await store.operator.list_events(task.task_id)
+        except TaskNotFoundError:
+            return  # expired or deleted meanwhile; whether that may be is decided once all tasks are read
+        self._check_history(known, details.task, events)
+        self._check_outcome(known, details, events, lives)
+        self._settled[task.task_id] = (details.task.status, details.task.version)
+
+    def _check_history(self, known: Known, task: Task, events: list[TaskEvent]) -> None:
+        kinds = [event.kind for event in events]
+        if kinds[0] is not EventKind.CREATED or kinds.count(EventKind.CREATED) != 1:
+            self._violated(known, f"its history does not begin with its creation: {kinds}")
+        if sum(kind in _TERMINAL for kind in kinds) != 1 or kinds[-1] not in _TERMINAL:
+            self._violated(known, f"its history has not exactly one end: {kinds}")
+        elif _TERMINAL[kinds[-1]] is not task.status:
+            self._violated(known, f"its history ends with {kinds[-1]}, but it is {task.status}")
+        for before, after in pairwise(events):
+            if after.version <= before.version or after.from_status is not before.to_status:
+                self._violated(known, f"its history does not join: {before}, {after}")
+        if events[-1].version != task.version:
+            self._violated(known, f"was written at version {task.version}, after its end at {events[-1].version}")
+        if known.finished is not None and (known.finished["status"], known.finished["version"]) != (
+            task.status.value,
+            task.version,
+        ):
+            self._violated(known, f"was acknowledged as {known.finished}, and is {task.status}, {task.version}")
+
+    def _check_outcome(
+        self, known: Known, details: TaskDetails, events: list[TaskEvent], lives: dict[int, Life]
+    ) -> None:
+        character, outcome, end = Character(known.name), details.outcome, events[-1]
+        assert outcome is not None
+        match details.task.status:
+            case TaskStatus.COMPLETED:
+                right = (character.ends, outcome.result, outcome.error, outcome.is_error) == (
+                    "complete",
+                    character.result,
+                    None,
+                    character.is_error,
+                )
+                if not right:
+                    self._violated(known, f"completed with another result: {str(outcome)[:200]}")
+                if character.steps and details.task.progress != character.steps:
+                    self._violated(known, f"completed at progress {details.task.progress} of {character.steps}")
+            case TaskStatus.CANCELLED:
+                if (outcome.result, outcome.error) != (None, None):
+                    self._violated(known, "was cancelled, and has an outcome")
+            case TaskStatus.FAILED if end.reason is None:
+                self._check_failure(known, character, outcome.error, lives)
+            case TaskStatus.FAILED:
+                self._check_verdict(known, end, outcome.error, lives)
+
+    def _check_failure(self, known: Known, character: Character, error: Any, lives: dict[int, Life]) -> None:
+        if character.ends == "fail" and error == character.error:
+            return
+        self.counts["failed at its exit"] += 1
+        stopped = error["message"].endswith("was stopped before it finished") and lives[self._holder(known)].told_to_end
+        if not stopped and not (known.refused and error["message"].startswith("Error executing tool")):
+            self._violated(known, f"failed with {error}")
+
+    def _holder(self, known: Known) -> int:
+        return known.creators[0] if known.holder is None else known.holder
+
+    def _check_verdict(self, known: Known, end: TaskEvent, error: Any, lives: dict[int, Life]) -> None:
+        if error["data"]["reason"] != end.reason:
+            self._violated(known, f"its event says {end.reason}, its error {error}")
+        self.counts[f"failed: {end.reason}"] += 1
+        at = milliseconds(end.at)
+        holders = [lives[number] for number in (known.creators if known.holder is None else [known.holder])]
+        if end.reason is ReasonCode.CRASH_RECOVERY:
+            dead = [life.ended_at for life in holders if life.ended_at is not None and life.ended_at <= at]
+            if dead:
+                self.longest_recovery_ms = max(self.longest_recovery_ms, at - min(dead))
+            elif not any(_may_be_taken_for_dead(life, at) for life in holders):
+                self._violated(known, f"was failed at {at} while its process lived ({holders})")
+        elif end.reason is ReasonCode.SERVER_STOPPED:
+            if not any(life.told_to_end for life in holders):
+                self._violated(known, "was handed over by a process that was not told to end")
+        elif end.reason is not ReasonCode.ABANDONED or known.holder is not None:
+            self._violated(known, f"was failed as {end.reason}")
+
+    async def stuck(self, store: TaskStore, lives: dict[int, Life]) -> list[str]:
+        """List the live tasks of which every process that may hold them is dead."""
+        names = []
+        for status in (TaskStatus.WORKING, TaskStatus.INPUT_REQUIRED):
+            cursor: str | None = None
+            while True:
+                page = await store.operator.list_tasks(status=status, limit=PAGE, cursor=cursor)
+                names += [task.name or "" for task in page.tasks]
+                cursor = page.next_cursor
+                if cursor is None:
+                    break
+        return [name for name in names if self._is_dead(name, lives)]
+
+    def _is_dead(self, name: str, lives: dict[int, Life]) -> bool:
+        known = self._known.get(name)
+        if known is None:
+            return lives[Character(name).life].gone
+        holders = known.creators if known.holder is None else [known.holder]
+        return all(lives[number].gone for number in holders)
+
+    def stuck_longer(self, names: Iterable[str], seconds: float) -> None:
+        for name in names:
+            self.violations.append(f"task {name}: still live {seconds:.0f} s after the death of its process")
+
+
+def _may_be_taken_for_dead(life: Life, at: int) -> bool:
+    """Tell whether a process was suspended for a whole lease, which nobody on another machine can tell from death."""
+    shortest = _LEASE_MS - _EARLY_MS
+    return any(
+        since + shortest <= at and (until is None or (since + shortest <= until and at <= until + _LEASE_MS))
+        for since, until in life.suspensions
+    )
