@@ -1,30 +1,31 @@
 """The driver: keeps workers at work on one store, kills and suspends them, breaks what they stand on, and checks."""
 
 import asyncio
-import json
 import random
 import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from taskstore import DatabaseUnavailableError
+from taskstore import DatabaseUnavailableError, TaskStore
 from taskstore.store import open_observer
 
 from . import points
 from .invariants import Checker, Life
 from .machine import Machine, can_have_another
-from .outages import Ground, Outage
+from .outages import Ground
+from .report import Report
 from .workload import LEASE, options
 
 # What must be over one lease after a death, on a machine that others load: the verdict is due after the lease and a
 # recovery pass, the rest is for processes that get no turn.
 PATIENCE_SECONDS = LEASE.total_seconds() + 30
 _END_SECONDS = 60.0
+MACHINE_LOST = "machine-lost"
 
 
 @dataclass(frozen=True)
@@ -49,25 +50,6 @@ class Plan:
     kills: int | None = None
 
 
-@dataclass
-class Report:
-    """What a run did, and what it found."""
-
-    database: str
-    seed: int
-    seconds: float = 0.0
-    lives: int = 0
-    machines: int = 1
-    counts: Counter[str] = field(default_factory=Counter)
-    complaints: Counter[str] = field(default_factory=Counter)
-    longest_recovery_ms: int = 0
-    violations: list[str] = field(default_factory=list)
-
-    @property
-    def kills(self) -> int:
-        return sum(number for what, number in self.counts.items() if what.startswith("kill "))
-
-
 class Laboratory:
     """One run.
 
@@ -87,6 +69,7 @@ class Laboratory:
         self._machines: list[Machine] = []
         self._checker = Checker()
         self._closing = self._arming = False
+        self._lost: Machine | None = None
         self._resuming: set[asyncio.TimerHandle] = set()
         self.report = Report(ground.name, plan.seed)
 
@@ -103,7 +86,7 @@ class Laboratory:
                 await self._disturb(min(self._plan.round_seconds, left), began)
                 if outages:
                     outages.append(outages.pop(0))
-                    await self._outage(self._ground.outages[outages[-1]], began)
+                    await self._outage(outages[-1], began)
                 await self._calm(began)
             await self._end()
         finally:
@@ -132,6 +115,8 @@ class Laboratory:
     def _start_life(self, slot: int) -> None:
         number, machine = len(self._lives), self._machines[slot % len(self._machines)]
         before = self._running.get(slot)
+        if machine is self._lost or (before is not None and not before.gone):
+            return
         again = []
         if before is not None:
             self._checker.read_logs([before])
@@ -159,6 +144,9 @@ class Laboratory:
             }
         )
 
+    def _machine(self, life: Life) -> Machine:
+        return self._machines[life.slot % len(self._machines)]
+
     def _fate(self, life: Life) -> random.Random:
         return random.Random(f"{self._plan.seed}/{life.number}/{len(life.suspensions)}")
 
@@ -167,11 +155,7 @@ class Laboratory:
             self._lives[message["started"]].pid = message["pid"]
             return
         pid = message.get("stopped", message.get("ended"))
-        life = next(
-            life
-            for life in self._running.values()
-            if life.pid == pid and self._machines[life.slot % len(self._machines)] is machine
-        )
+        life = next(life for life in self._running.values() if life.pid == pid and self._machine(life) is machine)
         if "stopped" in message:
             life.suspensions.append((_now(), None))
             seconds = self._fate(life).choice([0.05, 0.3, 1.0, 1.0, 1.5 * LEASE.total_seconds()])
@@ -204,7 +188,7 @@ class Laboratory:
 
     def _signal(self, life: Life, number: signal.Signals) -> None:
         if life.pid is not None and not life.gone:
-            self._machines[life.slot % len(self._machines)].signal(life.pid, number)
+            self._machine(life).signal(life.pid, number)
 
     # --- disturbances
 
@@ -234,14 +218,32 @@ class Laboratory:
             self.report.counts["told to end"] += 1
             self._signal(life, signal.SIGTERM)
 
-    async def _outage(self, outage: Outage, began: float) -> None:
-        self.report.counts[f"outage: {outage.name}"] += 1
-        causing = asyncio.create_task(outage.cause(self._random))
+    async def _outage(self, name: str, began: float) -> None:
+        self.report.counts[f"outage: {name}"] += 1
+        if name == MACHINE_LOST:
+            causing = asyncio.create_task(self._lose_machine())
+        else:
+            causing = asyncio.create_task(self._ground.outages[name](self._random))  # type: ignore[arg-type]
         while not causing.done():
-            await asyncio.wait([causing], timeout=self._plan.kill_every_seconds * 2)
+            await asyncio.wait([causing], timeout=2 * self._plan.kill_every_seconds)
             self._strike()
             self._look(began)
         await causing
+
+    async def _lose_machine(self) -> None:
+        """Kill every process of the last machine, and start none there for so long that others decide over it."""
+        lost = self._machines[-1]
+        self._lost = lost
+        for life in self._running.values():
+            if self._machine(life) is lost and not life.gone and life.ended_at is None:
+                life.ended_at = _now()
+                self.report.counts["kill with its machine"] += 1
+                self._signal(life, signal.SIGKILL)
+        await asyncio.sleep(2 * LEASE.total_seconds())
+        self._lost = None
+        for slot, life in list(self._running.items()):
+            if self._machine(life) is lost:
+                self._start_life(slot)
 
     # --- the checks
 
@@ -290,8 +292,6 @@ class Laboratory:
                 break
             await asyncio.sleep(0.1)
         self._checker.read_logs(self._lives.values())
-        from taskstore import TaskStore
-
         # A death while ending is decided by who comes next.
         async with TaskStore.open(self._ground.url, options=options(self._plan.seed)) as store:
             await self._until_nothing_is_stuck(time.monotonic())
@@ -302,7 +302,7 @@ class Laboratory:
         checker.read_logs(life for life in self._running.values())
         own = Counter({name: number for name, number in report.counts.items() if name not in checker.counts})
         report.counts = own + checker.counts
-        report.complaints, report.violations = checker.complaints, checker.violations
+        report.unavailable, report.violations = checker.complaints, checker.violations
         report.longest_recovery_ms = checker.longest_recovery_ms
         report.seconds, report.lives = time.monotonic() - began, len(self._lives)
         self._progress(report)
@@ -310,22 +310,3 @@ class Laboratory:
 
 def _now() -> int:
     return time.time_ns() // 1_000_000
-
-
-def to_json(report: Report) -> str:
-    """Write a report for programs."""
-    return json.dumps(
-        {
-            "database": report.database,
-            "seed": report.seed,
-            "seconds": round(report.seconds, 1),
-            "machines": report.machines,
-            "lives": report.lives,
-            "kills": report.kills,
-            "longest_recovery_ms": report.longest_recovery_ms,
-            "counts": dict(sorted(report.counts.items())),
-            "unavailable": dict(report.complaints),
-            "violations": report.violations,
-        },
-        indent=1,
-    )
