@@ -261,6 +261,8 @@ class Checker:
             dead = [life.ended_at for life in holders if life.ended_at is not None and life.ended_at <= at]
             if dead:
                 self.longest_recovery_ms = max(self.longest_recovery_ms, at - min(dead))
+            elif known.holder is None and any(life.told_to_end for life in holders):
+                self.counts["unacknowledged create beside a close"] += 1
             elif not any(_may_be_taken_for_dead(life, at) for life in holders):
                 self._violated(known, f"was failed at {at} while its process lived ({holders})")
         elif end.reason is ReasonCode.SERVER_STOPPED:

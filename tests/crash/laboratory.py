@@ -224,9 +224,12 @@ class Laboratory:
             causing = asyncio.create_task(self._lose_machine())
         else:
             causing = asyncio.create_task(self._ground.outages[name](self._random))  # type: ignore[arg-type]
+        # With and without deaths beside it: those who live through all of it must still be alive for the others.
+        strikes = self._random.random() < 0.5
         while not causing.done():
             await asyncio.wait([causing], timeout=2 * self._plan.kill_every_seconds)
-            self._strike()
+            if strikes:
+                self._strike()
             self._look(began)
         await causing
 

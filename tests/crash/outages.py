@@ -17,6 +17,8 @@ from sqlalchemy import make_url
 
 from taskstore.testing import PostgresServer
 
+from .workload import LEASE
+
 Outage = Callable[[random.Random], Awaitable[None]]
 """Does something to the database, and returns when it is over."""
 
@@ -145,7 +147,7 @@ class _SmallDisk:
                 break
         else:
             raise RuntimeError(f"{self.folder} cannot be made smaller")
-        await asyncio.sleep(draw.uniform(2, 10))
+        await asyncio.sleep(draw.choice([2.0, 3 * LEASE.total_seconds()]))
         assert self._resize("75%")
 
     def _resize(self, size: str) -> bool:
