@@ -100,11 +100,9 @@ class Judge:
 
     def judge(self, rows: Iterable[Row]) -> dict[str, Verdict]:
         """Give the verdict over each instance; call it repeatedly, with all rows, to watch those elsewhere."""
-        rows = list(rows)
-        here = machine_id()
         verdicts = {}
         for row in rows:
-            if here is not None and row["machine_id"] == here:
+            if not is_elsewhere(row):
                 dead = is_proven_dead(row["pid"], row["process_start"])
                 verdicts[row["instance_id"]] = Verdict.DEAD if dead else Verdict.ALIVE
             else:
@@ -126,6 +124,12 @@ class Judge:
         watch.still_for += min(now - watch.seen_at, lease / 3)
         watch.seen_at = now
         return Verdict.DEAD if watch.still_for >= lease else Verdict.UNKNOWN
+
+
+def is_elsewhere(row: Row) -> bool:
+    """Tell whether an instance is on another machine, as far as can be told: only its beat shows that it lives."""
+    here = machine_id()
+    return here is None or bool(row["machine_id"] != here)
 
 
 class Instance:
@@ -196,8 +200,7 @@ class Instance:
     def beat(self) -> None:
         """Beat once; if the row is gone, register anew and tell."""
         # fail point: before-beat
-        params = {"instance_id": self.instance_id}
-        if self._database.write_here(lambda transaction: transaction.row(statements.BEAT, params)) is None:
+        if not self._database.write_here(partial(beat, instance_id=self.instance_id)):
             evicted = self.instance_id
             self._register()
             logger.error(
@@ -211,6 +214,11 @@ class Instance:
 def read_instances(transaction: Transaction) -> list[Row]:
     """Unit: read every instance row."""
     return transaction.rows(statements.INSTANCES, {})
+
+
+def beat(transaction: Transaction, instance_id: str) -> bool:
+    """Unit: beat once; tell whether the instance has a row."""
+    return transaction.row(statements.BEAT, {"instance_id": instance_id}) is not None
 
 
 def release(database: Database, instance_id: str) -> bool:

@@ -14,7 +14,7 @@ from functools import partial
 from taskstore import operations
 from taskstore.binding import shorten
 from taskstore.database import Database
-from taskstore.instances import Judge, Verdict, read_instances, release
+from taskstore.instances import Judge, Verdict, beat, is_elsewhere, read_instances, release
 from taskstore.operations import Call
 from taskstore.options import StoreOptions
 from taskstore.task import OwnerKind, ReasonCode, RecoveryReport, RotationReport, SweepReport, Task
@@ -58,8 +58,12 @@ class Recovery:
             return self._recover(writer, progress)
 
     def _recover(self, writer: str, progress: Callable[[int], None]) -> RecoveryReport:
-        rows = self._database.read(read_instances).result()
-        verdicts = self._judge.judge(row for row in rows if row["instance_id"] != writer)
+        rows = [row for row in self._database.read(read_instances).result() if row["instance_id"] != writer]
+        # A full disk, or a lock that somebody keeps, lets everybody read and nobody beat. So a look at those elsewhere
+        # counts only if this judge itself can beat; without a row of its own it has no beat to tell.
+        if any(map(is_elsewhere, rows)) and not self._database.write(partial(beat, instance_id=writer)).result():
+            rows = [row for row in rows if not is_elsewhere(row)]
+        verdicts = self._judge.judge(rows)
         dead = [instance_id for instance_id, verdict in verdicts.items() if verdict is Verdict.DEAD]
         decided: list[_Decided] = []
         for instance_id in (*dead, None):
