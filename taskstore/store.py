@@ -66,7 +66,7 @@ DEFAULT: Final = Default.DEFAULT
 
 _LONGEST_ID = 200
 _LAST_VERSION = 2**63 - 1
-_LONGEST_SPAN_MS = 10**14  # an instant after it is still one that a datetime can hold
+LONGEST_SPAN_MS = 10**14  # an instant after it is still one that a datetime can hold
 _EMPTY_ROW: Row = dict.fromkeys(column.name for column in statements.tasks.c)
 _MAX_ATTEMPTS, _MOST_ATTEMPTS = 3, 1_000_000
 _QUEUE_PAGE = 100
@@ -242,6 +242,11 @@ class TaskStore:
     def __init__(self, parts: _Parts) -> None:
         self._parts = parts
         self.operator = OperatorView(parts)
+
+    @property
+    def limits(self) -> Limits:
+        """What one auth context may have and ask."""
+        return self._parts.rules.limits
 
     @classmethod
     @asynccontextmanager
@@ -821,8 +826,8 @@ def _check_span(name: str, span: timedelta) -> None:
 
 def _span_ms(name: str, span: timedelta) -> int:
     ms = whole_milliseconds(span)
-    if ms > _LONGEST_SPAN_MS:
-        raise ValueError(f"{name} is at most {_LONGEST_SPAN_MS} ms, some 3,000 years; ask for None instead.")
+    if ms > LONGEST_SPAN_MS:
+        raise ValueError(f"{name} is at most {LONGEST_SPAN_MS} ms, some 3,000 years; ask for None instead.")
     return ms
 
 

@@ -1,22 +1,43 @@
-"""The requests tasks/get, tasks/update and tasks/cancel, for an auth context and raw params; knows no SDK.
+"""The requests about tasks of both generations, for an auth context and raw params; knows no SDK.
 
 Whoever calls these has already checked the protocol version, the client's capability and the routing headers.
 
-Source: MCP 2026-07-28, extension io.modelcontextprotocol/tasks.
+Source: MCP 2026-07-28, extension io.modelcontextprotocol/tasks; with the prefix ``legacy_``: MCP 2025-11-25, "Tasks".
 """
 
+import math
 from collections.abc import Mapping
+from datetime import timedelta
 
 from pydantic import JsonValue
 
-from taskstore.adapters.wire import WireObject, acknowledgement, detailed_task
+from taskstore.adapters.wire import (
+    WireObject,
+    acknowledgement,
+    detailed_task,
+    legacy_list_result,
+    legacy_related,
+    legacy_status,
+    legacy_task,
+)
 from taskstore.binding import AuthContext
-from taskstore.errors import LimitExceededError, PayloadError, TaskFinishedError, TaskNotFoundError
-from taskstore.store import TaskStore
+from taskstore.errors import (
+    InvalidCursorError,
+    LimitExceededError,
+    PayloadError,
+    TaskFinishedError,
+    TaskNotFoundError,
+)
+from taskstore.store import LONGEST_SPAN_MS, Default, TaskStore
+from taskstore.task import Outcome, Task, TaskStatus
 
-INVALID_PARAMS = -32602  # JSON-RPC 2.0, "Error object"
+METHOD_NOT_FOUND = -32601  # JSON-RPC 2.0, "Error object"
+INVALID_PARAMS = -32602
 INTERNAL_ERROR = -32603
 LIMIT_EXCEEDED = "LIMIT_EXCEEDED"  # the data.reason of an error that waiting, or asking less often, cures
+CANCELLED = "CANCELLED"  # the data.reason of tasks/result for a task that was cancelled
+
+_PAGE_SIZE = 100
 
 Params = Mapping[str, JsonValue]
 
@@ -42,7 +63,7 @@ async def get_task(store: TaskStore, auth: AuthContext | None, params: Params) -
     except TaskNotFoundError as refusal:
         raise _not_found() from refusal
     except LimitExceededError as refusal:
-        raise RequestError(INTERNAL_ERROR, str(refusal), {"reason": LIMIT_EXCEEDED}) from refusal
+        raise _over_limit(refusal) from refusal
 
 
 async def update_task(store: TaskStore, auth: AuthContext | None, params: Params) -> WireObject:
@@ -83,6 +104,120 @@ async def cancel_task(store: TaskStore, auth: AuthContext | None, params: Params
     return acknowledgement()
 
 
+async def legacy_get_task(store: TaskStore, auth: AuthContext | None, params: Params) -> WireObject:
+    """Answer tasks/get of 2025-11-25: the task without its outcome; if its tool failed, with what the tool said of it.
+
+    Raises:
+        RequestError: As ``get_task``.
+    """
+    task_id = _task_id(params)
+    try:
+        task = await store.get_task(task_id, auth=auth)
+        outcome = await store.get_outcome(task_id, auth=auth) if task.is_error else None
+    except TaskNotFoundError as refusal:
+        raise _not_found() from refusal
+    except LimitExceededError as refusal:
+        raise _over_limit(refusal) from refusal
+    return legacy_task(task, outcome)
+
+
+async def legacy_task_result(store: TaskStore, auth: AuthContext | None, params: Params) -> WireObject:
+    """Answer tasks/result: wait for the task to finish, then give what the call would have got.
+
+    Returns:
+        The stored result as it is, but for the mark that names the task.
+
+    Raises:
+        RequestError: The JSON-RPC error that the call ended in, with its own code, message and data; -32603 for a
+            task that was cancelled, which has neither result nor error; and the errors of ``get_task``.
+    """
+    task_id = _task_id(params)
+    try:
+        task = await store.wait_for_task(task_id, auth=auth)
+        outcome = await store.get_outcome(task_id, auth=auth)
+    except TaskNotFoundError as refusal:
+        raise _not_found() from refusal
+    except LimitExceededError as refusal:
+        raise _over_limit(refusal) from refusal
+    return legacy_related(_result_of(task, outcome), task_id)
+
+
+async def legacy_list_tasks(store: TaskStore, auth: AuthContext | None, params: Params) -> WireObject:
+    """Answer tasks/list: one page of the requestor's tasks, newest first.
+
+    Raises:
+        RequestError: -32601 without an auth context: requestors that cannot be told apart have no list. -32602 for a
+            cursor that is not from the page before; -32603 for a client that asks faster than the limits allow.
+    """
+    if auth is None:
+        raise RequestError(METHOD_NOT_FOUND, "Method not found", "tasks/list")
+    cursor = params.get("cursor")
+    if not (cursor is None or isinstance(cursor, str)):
+        raise _invalid("cursor must be a string")
+    try:
+        page = await store.list_tasks(auth=auth, cursor=cursor, limit=min(_PAGE_SIZE, store.limits.page_size))
+    except InvalidCursorError as refusal:
+        raise _invalid("the cursor is not one of this list") from refusal
+    except LimitExceededError as refusal:
+        raise _over_limit(refusal) from refusal
+    return legacy_list_result(page)
+
+
+async def legacy_cancel_task(store: TaskStore, auth: AuthContext | None, params: Params) -> WireObject:
+    """Answer tasks/cancel of 2025-11-25: the task, which is ``cancelled`` when this returns.
+
+    Raises:
+        RequestError: -32602 for a task that is finished already, for malformed params, and for a task that is
+            unknown, expired or somebody else's.
+    """
+    task_id = _task_id(params)
+    try:
+        return legacy_task(await store.cancel_task(task_id, auth=auth))
+    except TaskNotFoundError as refusal:
+        raise _not_found() from refusal
+    except TaskFinishedError as refusal:
+        status = legacy_status(refusal.task)
+        raise RequestError(
+            INVALID_PARAMS, f"Cannot cancel task: already in terminal status '{status.value}'"
+        ) from refusal
+
+
+def legacy_ttl(task: Mapping[str, JsonValue], default: timedelta | Default | None) -> timedelta | Default | None:
+    """Read the lifetime that the ``task`` field of a request asks for: any JSON number of milliseconds, or null.
+
+    A part of a millisecond counts as a whole one, and a lifetime beyond all measure as the longest there is; null is
+    unlimited. The store cuts what is longer than it allows.
+
+    Args:
+        default: The answer when the request asks for none.
+
+    Raises:
+        RequestError: -32602 for what is no number, and for a negative one.
+    """
+    if "ttl" not in task:
+        return default
+    ttl = task["ttl"]
+    if ttl is None:
+        return None
+    # In Python a bool is an int, and a NaN, which its JSON parser lets through, is not even ``< 0``.
+    if isinstance(ttl, bool) or not isinstance(ttl, int | float) or not ttl >= 0:
+        raise _invalid("task.ttl must be a number of milliseconds, not negative, or null")
+    return timedelta(milliseconds=math.ceil(min(ttl, LONGEST_SPAN_MS)))
+
+
+def _result_of(task: Task, outcome: Outcome) -> Mapping[str, JsonValue]:
+    """Return the result, or raise what stands in its place."""
+    error = outcome.error
+    if isinstance(error, Mapping):
+        code, message = error.get("code"), error.get("message")
+        raise RequestError(code if isinstance(code, int) else INTERNAL_ERROR, str(message), error.get("data"))
+    if task.status is TaskStatus.CANCELLED:
+        raise RequestError(INTERNAL_ERROR, task.status_message or "The task was cancelled.", {"reason": CANCELLED})
+    if not isinstance(outcome.result, Mapping):
+        raise RequestError(INTERNAL_ERROR, "The task's result is no JSON object, so no request can have it as result.")
+    return outcome.result
+
+
 def _task_id(params: Params) -> str:
     task_id = params.get("taskId")
     if not isinstance(task_id, str) or not task_id:
@@ -92,6 +227,10 @@ def _task_id(params: Params) -> str:
 
 def _invalid(problem: str) -> RequestError:
     return RequestError(INVALID_PARAMS, f"Invalid params: {problem}.")
+
+
+def _over_limit(refusal: LimitExceededError) -> RequestError:
+    return RequestError(INTERNAL_ERROR, str(refusal), {"reason": LIMIT_EXCEEDED})
 
 
 def _not_found() -> RequestError:

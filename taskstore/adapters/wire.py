@@ -1,7 +1,10 @@
 """The JSON that a generation of the protocol has for a task; pure functions of the store's records.
 
-Source: MCP 2026-07-28, extension io.modelcontextprotocol/tasks. There a tool result with ``isError`` belongs to a
-``completed`` task, and ``failed`` means a JSON-RPC error.
+The functions without prefix make that of MCP 2026-07-28, extension io.modelcontextprotocol/tasks. There a tool result
+with ``isError`` belongs to a ``completed`` task, and ``failed`` means a JSON-RPC error.
+
+Those with the prefix ``legacy_`` make that of MCP 2025-11-25, "Tasks". There both are ``failed``; a result comes with
+a mark that names its task, and an error as the JSON-RPC error that it is.
 """
 
 from collections.abc import Mapping
@@ -9,9 +12,11 @@ from datetime import UTC, datetime, timedelta
 
 from pydantic import JsonValue
 
-from taskstore.task import Task, TaskDetails, TaskStatus
+from taskstore.task import Outcome, Task, TaskDetails, TaskPage, TaskStatus
 
 WireObject = dict[str, JsonValue]
+
+RELATED_TASK = "io.modelcontextprotocol/related-task"
 
 
 def acknowledgement() -> WireObject:
@@ -47,21 +52,80 @@ def detailed_task(details: TaskDetails) -> WireObject:
     return wire
 
 
+def legacy_task(task: Task, outcome: Outcome | None = None) -> WireObject:
+    """Make a task of 2025-11-25: the result of tasks/get and tasks/cancel, the params of notifications/tasks/status.
+
+    Args:
+        outcome: Gives a tool's own error something to say; without it such a task shows what the tool said last.
+    """
+    wire = _fields(task, legacy_status(task), ttl="ttl", poll_interval="pollInterval")
+    if task.is_error and outcome is not None:
+        said = _first_text(outcome.result)
+        if said is not None:
+            wire["statusMessage"] = said
+    return wire
+
+
+def legacy_status(task: Task) -> TaskStatus:
+    """Tell the status in 2025-11-25: a tool that reported an error of its own has failed there.
+
+    Source: MCP 2025-11-25, tasks, "Task Execution Errors".
+    """
+    return TaskStatus.FAILED if task.is_error else task.status
+
+
+def legacy_create_task_result(task: Task) -> WireObject:
+    """Make the CreateTaskResult of 2025-11-25, which nests the task."""
+    return {"task": legacy_task(task)}
+
+
+def legacy_list_result(page: TaskPage) -> WireObject:
+    """Make the result of tasks/list; ``nextCursor`` is there only when there is more."""
+    wire: WireObject = {"tasks": [legacy_task(task) for task in page.tasks]}
+    if page.next_cursor is not None:
+        wire["nextCursor"] = page.next_cursor
+    return wire
+
+
+def legacy_related(message: Mapping[str, JsonValue] | None, task_id: str) -> WireObject:
+    """Mark a result or params as belonging to a task, in ``_meta``; what else is in there stays.
+
+    Source: MCP 2025-11-25, tasks, "Associating Task-Related Messages".
+    """
+    wire = dict(message or {})
+    meta = wire.get("_meta")
+    wire["_meta"] = {**(meta if isinstance(meta, Mapping) else {}), RELATED_TASK: {"taskId": task_id}}
+    return wire
+
+
 def _task(task: Task) -> WireObject:
-    """Make the fields that every answer about a task has; ``ttlMs`` is there even when it is null (unlimited)."""
+    return _fields(task, task.status, ttl="ttlMs", poll_interval="pollIntervalMs")
+
+
+def _fields(task: Task, status: TaskStatus, *, ttl: str, poll_interval: str) -> WireObject:
+    """Make the fields that every answer about a task has; the ttl is there even when it is null (unlimited)."""
     wire: WireObject = {
         "taskId": task.task_id,
-        "status": task.status.value,
+        "status": status.value,
         "createdAt": _timestamp(task.created_at),
         "lastUpdatedAt": _timestamp(task.last_updated_at),
-        "ttlMs": None if task.ttl is None else _milliseconds(task.ttl),
+        ttl: None if task.ttl is None else _milliseconds(task.ttl),
     }
     if task.poll_interval is not None:
-        wire["pollIntervalMs"] = _milliseconds(task.poll_interval)
+        wire[poll_interval] = _milliseconds(task.poll_interval)
     message = _status_message(task)
     if message is not None:
         wire["statusMessage"] = message
     return wire
+
+
+def _first_text(result: JsonValue) -> str | None:
+    content = result.get("content") if isinstance(result, Mapping) else None
+    for block in content if isinstance(content, list) else []:
+        text = block.get("text") if isinstance(block, Mapping) else None
+        if isinstance(text, str):
+            return text
+    return None
 
 
 def _status_message(task: Task) -> str | None:

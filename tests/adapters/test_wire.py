@@ -1,4 +1,4 @@
-"""The JSON of MCP 2026-07-28, extension io.modelcontextprotocol/tasks, for the store's records."""
+"""The JSON of both generations for the store's records: 2026-07-28's extension for tasks, then 2025-11-25."""
 
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -6,8 +6,16 @@ from typing import Any
 import pytest
 from pydantic import JsonValue
 
-from taskstore.adapters.wire import acknowledgement, create_task_result, detailed_task
-from taskstore.task import Outcome, OwnerKind, Task, TaskDetails, TaskStatus
+from taskstore.adapters.wire import (
+    acknowledgement,
+    create_task_result,
+    detailed_task,
+    legacy_create_task_result,
+    legacy_list_result,
+    legacy_related,
+    legacy_task,
+)
+from taskstore.task import Outcome, OwnerKind, Task, TaskDetails, TaskPage, TaskStatus
 
 CREATED_AT = datetime(2026, 7, 28, 10, 30, 0, 123_000, tzinfo=UTC)
 
@@ -171,3 +179,82 @@ def test_a_working_or_cancelled_task_adds_nothing(status: TaskStatus) -> None:
 def test_an_acknowledgement_is_empty() -> None:
     """Anything in it would be taken for the task's state, which it does not reflect."""
     assert acknowledgement() == {"resultType": "complete"}
+
+
+# --- MCP 2025-11-25
+
+
+def test_a_legacy_create_result_nests_the_task() -> None:
+    """Clients of that generation tell a task from an ordinary result by the field that holds it."""
+    assert legacy_create_task_result(a_task()) == {
+        "task": {
+            "taskId": "tsk_1",
+            "status": "working",
+            "createdAt": "2026-07-28T10:30:00.123Z",
+            "lastUpdatedAt": "2026-07-28T10:30:01.123Z",
+            "ttl": 60_000,
+            "pollInterval": 5_000,
+        }
+    }
+
+
+def test_an_unlimited_legacy_ttl_is_null_and_not_left_out() -> None:
+    """The specification requires the key, and the SDK's own client refuses a task without it."""
+    wire = legacy_task(a_task(ttl=None, poll_interval=None))
+
+    assert wire["ttl"] is None
+    assert "pollInterval" not in wire
+
+
+@pytest.mark.parametrize(
+    ("status", "is_error", "shown"),
+    [
+        (TaskStatus.WORKING, False, "working"),
+        (TaskStatus.INPUT_REQUIRED, False, "input_required"),
+        (TaskStatus.COMPLETED, False, "completed"),
+        (TaskStatus.COMPLETED, True, "failed"),
+        (TaskStatus.FAILED, False, "failed"),
+        (TaskStatus.CANCELLED, False, "cancelled"),
+    ],
+)
+def test_a_tool_error_is_a_failed_legacy_task(status: TaskStatus, is_error: bool, shown: str) -> None:
+    """The opposite of the later generation, so the row must keep both facts apart."""
+    assert legacy_task(a_task(status=status, is_error=is_error))["status"] == shown
+
+
+@pytest.mark.parametrize(
+    ("result", "shown"),
+    [
+        ({"content": [{"type": "image", "data": ""}, {"type": "text", "text": "Disk full."}]}, "Disk full."),
+        ({"content": []}, "copying"),
+        ({"content": "odd"}, "copying"),
+        (["odd"], "copying"),
+        (None, "copying"),
+    ],
+)
+def test_a_failed_tool_says_why_in_the_status_message(result: JsonValue, shown: str) -> None:
+    """A client polls, and asks for the result only later; people should read the reason before (T25-15)."""
+    task = a_task(status=TaskStatus.COMPLETED, is_error=True, status_message="copying")
+
+    assert legacy_task(task, Outcome(result=result, is_error=True))["statusMessage"] == shown
+
+
+def test_a_legacy_list_names_the_next_cursor_only_when_there_is_more() -> None:
+    """A client that sees the key asks again."""
+    last = legacy_list_result(TaskPage(tasks=(a_task(),), next_cursor=None))
+    more = legacy_list_result(TaskPage(tasks=(a_task(),), next_cursor="abc"))
+
+    assert last == {"tasks": [legacy_task(a_task())]}
+    assert more == {**last, "nextCursor": "abc"}
+
+
+@pytest.mark.parametrize("meta", [{}, {"_meta": {"k": 1}}, {"_meta": None}], ids=["none", "some", "odd"])
+def test_a_related_message_names_its_task_and_keeps_its_own_meta(meta: dict[str, JsonValue]) -> None:
+    """The mark is how a client knows which task a message belongs to (T25-30)."""
+    before: dict[str, JsonValue] = {"content": [], **meta}
+
+    marked = legacy_related(before, "tsk_1")
+
+    own = {"k": 1} if meta.get("_meta") else {}
+    assert marked == {"content": [], "_meta": {**own, "io.modelcontextprotocol/related-task": {"taskId": "tsk_1"}}}
+    assert before == {"content": [], **meta}
