@@ -1,7 +1,7 @@
 """TasksExtension: tasks for a server on the official Python SDK, 2.x.
 
-Serves the extension io.modelcontextprotocol/tasks of MCP 2026-07-28. Under older protocol versions the extension
-does not exist: its methods are unknown there, and tools run inline.
+Serves the extension io.modelcontextprotocol/tasks of MCP 2026-07-28 and, beside it and from the same rows, the tasks of
+MCP 2025-11-25. Under older protocol versions tools run inline.
 """
 
 import functools
@@ -30,13 +30,26 @@ from mcp_types import (
     INVALID_REQUEST,
     METHOD_NOT_FOUND,
     CallToolRequestParams,
+    CallToolResult,
     RequestParams,
 )
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from pydantic import JsonValue
 
 from taskstore.adapters.mcp_v2_context import task_context, work_result
-from taskstore.adapters.requests import LIMIT_EXCEEDED, Params, RequestError, cancel_task, get_task, update_task
+from taskstore.adapters.mcp_v2_legacy import LEGACY_VERSION, AugmentedContext, LegacyMiddleware, TaskMode
+from taskstore.adapters.requests import (
+    LIMIT_EXCEEDED,
+    Params,
+    RequestError,
+    cancel_task,
+    get_task,
+    legacy_cancel_task,
+    legacy_get_task,
+    legacy_list_tasks,
+    legacy_task_result,
+    update_task,
+)
 from taskstore.adapters.wire import WireObject, create_task_result
 from taskstore.binding import AuthContext
 from taskstore.errors import LimitExceededError, PayloadError
@@ -49,13 +62,21 @@ from taskstore.task import OnCrash
 if sys.platform != "win32":
     import pwd
 
-TaskMode = Literal["optional", "required"]
 ResolveAuth = Callable[[ServerRequestContext], AuthContext | None]
 
 ToolT = TypeVar("ToolT", bound=Callable[..., object])
 LifespanT = TypeVar("LifespanT")
 Lifespan = Callable[[MCPServer[LifespanT]], AbstractAsyncContextManager[LifespanT]]
 Answer = Callable[[TaskStore, AuthContext | None, Params], Awaitable[WireObject]]
+
+# Per request how each generation answers it; None: it has no such request.
+_ANSWERS: Mapping[str, tuple[Answer | None, Answer | None]] = {
+    "tasks/get": (get_task, legacy_get_task),
+    "tasks/update": (update_task, None),
+    "tasks/result": (None, legacy_task_result),
+    "tasks/list": (None, legacy_list_tasks),
+    "tasks/cancel": (cancel_task, legacy_cancel_task),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,11 +106,14 @@ class TasksExtension(Extension):
     ::
 
         tasks = TasksExtension("sqlite:///tasks.db")
-        server = MCPServer("reports", extensions=[tasks], lifespan=tasks.lifespan)
+        server = MCPServer("reports", extensions=[tasks], middleware=[tasks.legacy], lifespan=tasks.lifespan)
 
         @server.tool()
         @tasks.task(mode="required", ttl=timedelta(minutes=15))
         async def generate_report(topic: str, ctx: Context) -> str: ...
+
+    Clients of MCP 2025-11-25 are served when the middleware ``legacy`` is in place, as the last one; without it, their
+    calls run inline.
 
     Args:
         store: URL of a database, opened and closed with the server's lifespan; or an open store, left open.
@@ -131,6 +155,7 @@ class TasksExtension(Extension):
         self._default_poll_interval = default_poll_interval
         self._drain = drain
         self._policies: dict[int, TaskPolicy] = {}  # by id(); each policy holds its function, so no id comes again
+        self.legacy = LegacyMiddleware(self._mode_of, self._tells_apart)
         self._gate = anyio.Lock()
         self._users = 0
         self._serving: _Serving | None = None
@@ -200,20 +225,16 @@ class TasksExtension(Extension):
         return composed
 
     def methods(self) -> list[MethodBinding]:
-        """Bind the extension's requests; under protocol versions without extensions they are unknown."""
+        """Bind the requests about tasks; under protocol versions that have none they are unknown."""
         return [
             MethodBinding(
                 method=method,
                 # The handler itself reads the params: the missing capability must be reported before bad params.
                 params_type=RequestParams,
-                handler=functools.partial(self._answer, answer),
-                protocol_versions=frozenset(MODERN_PROTOCOL_VERSIONS),
+                handler=functools.partial(self._answer, *answers),
+                protocol_versions=frozenset({LEGACY_VERSION, *MODERN_PROTOCOL_VERSIONS}),
             )
-            for method, answer in (
-                ("tasks/get", get_task),
-                ("tasks/update", update_task),
-                ("tasks/cancel", cancel_task),
-            )
+            for method, answers in _ANSWERS.items()
         ]
 
     async def intercept_tool_call(
@@ -221,12 +242,17 @@ class TasksExtension(Extension):
     ) -> HandlerResult:
         """Run the call as a task when the tool's policy and the client allow it, else inline."""
         policy = self._policy_of(params.name)
-        if policy is None or (policy.mode == "optional" and not self._is_declared(ctx)):
+        augmentation = ctx.augmentation if isinstance(ctx, AugmentedContext) else None
+        if policy is None or (policy.mode == "optional" and augmentation is None and not self._is_declared(ctx)):
             return await call_next(ctx)
-        if ctx.protocol_version not in MODERN_PROTOCOL_VERSIONS:
-            problem = f"runs only as a task, which protocol version {ctx.protocol_version} cannot carry here"
-            raise MCPError(METHOD_NOT_FOUND, f"Tool {params.name} {problem}; use {MODERN_PROTOCOL_VERSIONS[-1]}.")
-        require_client_extension(ctx, self.identifier)
+        if augmentation is None:
+            if ctx.protocol_version not in MODERN_PROTOCOL_VERSIONS:
+                problem = f"runs only as a task, which protocol version {ctx.protocol_version} cannot carry here"
+                raise MCPError(METHOD_NOT_FOUND, f"Tool {params.name} {problem}; use {MODERN_PROTOCOL_VERSIONS[-1]}.")
+            require_client_extension(ctx, self.identifier)
+        ttl = self._default_ttl if policy.ttl is DEFAULT else policy.ttl
+        if augmentation is not None and augmentation.ttl is not DEFAULT:
+            ttl = augmentation.ttl
 
         async def work(handle: TaskHandle) -> WorkResult:
             try:
@@ -238,7 +264,7 @@ class TasksExtension(Extension):
             task = await self._now_serving().runner.start(
                 work,
                 auth=self._auth_of(ctx),
-                ttl=self._default_ttl if policy.ttl is DEFAULT else policy.ttl,
+                ttl=ttl,
                 poll_interval=policy.poll_interval or self._default_poll_interval,
                 name=params.name,
                 request={"name": params.name, "arguments": params.arguments or {}},
@@ -247,14 +273,24 @@ class TasksExtension(Extension):
             raise MCPError(INVALID_PARAMS, str(refusal)) from refusal
         except LimitExceededError as refusal:
             raise MCPError(INTERNAL_ERROR, str(refusal), {"reason": LIMIT_EXCEEDED}) from refusal
-        return dict(create_task_result(task))
+        if augmentation is None:
+            return dict(create_task_result(task))
+        augmentation.task = task
+        return CallToolResult(content=[])  # nobody's: the middleware answers with the task
 
-    async def _answer(self, answer: Answer, ctx: ServerRequestContext, _: RequestParams) -> HandlerResult:
+    async def _answer(
+        self, modern: Answer | None, legacy: Answer | None, ctx: ServerRequestContext, _: RequestParams
+    ) -> HandlerResult:
         """Check capability, routing header and auth context, in this order, then answer one request."""
-        require_client_extension(ctx, self.identifier)
+        is_modern = ctx.protocol_version in MODERN_PROTOCOL_VERSIONS
+        answer = modern if is_modern else legacy
+        if answer is None or not (is_modern or self.legacy in self._now_serving().server.middleware):
+            raise MCPError(METHOD_NOT_FOUND, "Method not found", ctx.method)
         params: Mapping[str, JsonValue] = ctx.params or {}
-        if ctx.request is not None and _routed_to(ctx) != params.get("taskId"):
-            raise MCPError(HEADER_MISMATCH, "The Mcp-Name header must be params.taskId.")
+        if is_modern:
+            require_client_extension(ctx, self.identifier)
+            if ctx.request is not None and _routed_to(ctx) != params.get("taskId"):
+                raise MCPError(HEADER_MISMATCH, "The Mcp-Name header must be params.taskId.")
         try:
             # A dict, since the SDK leaves out the null fields of a model, and ttlMs may be null.
             return dict(await answer(self.store, self._auth_of(ctx), params))
@@ -284,6 +320,16 @@ class TasksExtension(Extension):
         if self._now_serving().server.settings.auth is not None:
             raise MCPError(INVALID_REQUEST, "This server's tasks need an access token, and the request carries none.")
         return None
+
+    def _tells_apart(self, ctx: ServerRequestContext) -> bool:
+        try:
+            return self._auth_of(ctx) is not None
+        except MCPError:  # its requests about tasks will be refused alike
+            return False
+
+    def _mode_of(self, tool_name: str) -> TaskMode | None:
+        policy = self._policy_of(tool_name)
+        return None if policy is None else policy.mode
 
     def _policy_of(self, tool_name: str) -> TaskPolicy | None:
         """Find the policy of a registered tool's function, through whatever wraps the decorated one."""
