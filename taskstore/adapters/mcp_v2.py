@@ -37,7 +37,13 @@ from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from pydantic import JsonValue
 
 from taskstore.adapters.mcp_v2_context import task_context, work_result
-from taskstore.adapters.mcp_v2_legacy import LEGACY_VERSION, AugmentedContext, LegacyMiddleware, TaskMode
+from taskstore.adapters.mcp_v2_legacy import (
+    LEGACY_VERSION,
+    AugmentedContext,
+    LegacyMiddleware,
+    TaskMode,
+    ask_on_stream,
+)
 from taskstore.adapters.requests import (
     LIMIT_EXCEEDED,
     Params,
@@ -260,10 +266,11 @@ class TasksExtension(Extension):
             except MCPError as error:
                 raise WorkError(error.code, error.message, error.data) from error
 
+        auth = self._auth_of(ctx)
         try:
             task = await self._now_serving().runner.start(
                 work,
-                auth=self._auth_of(ctx),
+                auth=auth,
                 ttl=ttl,
                 poll_interval=policy.poll_interval or self._default_poll_interval,
                 name=params.name,
@@ -276,6 +283,7 @@ class TasksExtension(Extension):
         if augmentation is None:
             return dict(create_task_result(task))
         augmentation.task = task
+        self.legacy.follow(ctx, self.store, auth, task)
         return CallToolResult(content=[])  # nobody's: the middleware answers with the task
 
     async def _answer(
@@ -287,6 +295,8 @@ class TasksExtension(Extension):
         if answer is None or not (is_modern or self.legacy in self._now_serving().server.middleware):
             raise MCPError(METHOD_NOT_FOUND, "Method not found", ctx.method)
         params: Mapping[str, JsonValue] = ctx.params or {}
+        if answer is legacy_task_result:
+            answer = functools.partial(legacy_task_result, ask=ask_on_stream(ctx))
         if is_modern:
             require_client_extension(ctx, self.identifier)
             if ctx.request is not None and _routed_to(ctx) != params.get("taskId"):
@@ -386,6 +396,7 @@ class TasksExtension(Extension):
                 options = self._options or StoreOptions()
                 options = replace(options, server=options.server or server.name)
                 store = await stack.enter_async_context(TaskStore.open(self._store, options=options))
+            stack.callback(self.legacy.close)
             runner = TaskRunner(store)
             stack.push_async_callback(runner.close, self._drain)
             return _Serving(server, store, runner, stack.pop_all())

@@ -40,6 +40,7 @@ from mcp_types.methods import serialize_server_result
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from pydantic import BaseModel, JsonValue, ValidationError
 
+from taskstore.adapters.mcp_v2_legacy import AugmentedContext, LegacyClient
 from taskstore.errors import LeaseLostError, TaskFinishedError, TaskNotFoundError
 from taskstore.handle import TaskHandle
 from taskstore.runner import WorkError, WorkResult
@@ -50,7 +51,8 @@ logger = logging.getLogger("taskstore")
 def task_context(ctx: ServerRequestContext, handle: TaskHandle) -> ServerRequestContext:
     """Make the context that a tool gets inside a task: the request's, with all that it sends going to the task."""
     client, capabilities = ctx.session.client_params, ctx.session.client_capabilities
-    channel = _TaskChannel(handle, ctx.protocol_version, capabilities, ctx.request_id)
+    creator = LegacyClient(ctx, handle.task_id) if isinstance(ctx, AugmentedContext) else None
+    channel = _TaskChannel(handle, ctx.protocol_version, capabilities, ctx.request_id, creator)
     connection = Connection.from_envelope(
         ctx.protocol_version, None if client is None else client.client_info, capabilities, outbound=channel
     )
@@ -160,6 +162,7 @@ class _TaskChannel:
     protocol_version: str
     capabilities: ClientCapabilities | None
     request_id: RequestId | None
+    creator: LegacyClient | None  # what a client of 2026-07-28 hears of a task, it asks for
     transport: TransportContext = field(default_factory=lambda: TransportContext(kind="task", can_send_request=True))
     message_metadata: MessageMetadata = None
     cancel_requested: anyio.Event = field(default_factory=anyio.Event)
@@ -170,14 +173,20 @@ class _TaskChannel:
             await self.handle.progress(progress, total=total, message=message)
         except (LeaseLostError, TaskFinishedError, TaskNotFoundError) as refusal:
             logger.debug("Progress dropped: the work is being cancelled. %s", refusal)
+            return
+        if self.creator is not None and not self.handle.cancel_requested:
+            await self.creator.progress(progress, total, message)
 
     async def notify(
         self,
         method: str,
-        params: Mapping[str, object] | None,
+        params: Mapping[str, JsonValue] | None,
         opts: CallOptions | None = None,
     ) -> None:
-        logger.debug("Dropped %s: a task has no stream to the client.", method)
+        if self.creator is not None:
+            await self.creator.notify(method, params)
+        else:
+            logger.debug("Dropped %s: a task has no stream to the client.", method)
 
     async def send_raw_request(
         self,

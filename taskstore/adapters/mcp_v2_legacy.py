@@ -7,19 +7,34 @@ no such detour: they are bound like those of the extension.
 Source: MCP 2025-11-25, "Tasks".
 """
 
+import asyncio
+import logging
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from datetime import timedelta
 from typing import Any, Literal
 
 from mcp.server.context import CallNext, HandlerResult, ServerRequestContext
-from mcp.shared.exceptions import MCPError
-from mcp_types import INVALID_PARAMS, METHOD_NOT_FOUND
+from mcp.shared.exceptions import MCPError, NoBackChannelError
+from mcp.shared.jsonrpc_dispatcher import progress_token_from_params
+from mcp.shared.message import ServerMessageMetadata
+from mcp_types import CONNECTION_CLOSED, INVALID_PARAMS, METHOD_NOT_FOUND, Notification, Request, Result
+from pydantic import ConfigDict, JsonValue, ValidationError
 
-from taskstore.adapters.requests import RequestError, legacy_ttl
-from taskstore.adapters.wire import legacy_create_task_result
-from taskstore.store import DEFAULT, Default
+from taskstore.adapters.requests import Ask, RequestError, legacy_ttl
+from taskstore.adapters.wire import (
+    WireObject,
+    legacy_create_task_result,
+    legacy_related,
+    legacy_task,
+)
+from taskstore.binding import AuthContext, shorten
+from taskstore.errors import TaskStoreError
+from taskstore.store import DEFAULT, Default, TaskStore
 from taskstore.task import Task
+
+logger = logging.getLogger("taskstore")
 
 LEGACY_VERSION = "2025-11-25"  # older ones have no tasks
 
@@ -44,6 +59,90 @@ class AugmentedContext(ServerRequestContext):
     augmentation: Augmentation
 
 
+class _AnyRequest(Request[dict[str, Any], str]):
+    """A request as it was stored: the models of the SDK would leave out what they don't know."""
+
+
+class _AnyNotification(Notification[dict[str, Any], str]):
+    """A notification as it is."""
+
+
+class _AnyResult(Result):
+    model_config = ConfigDict(extra="allow")
+
+
+class LegacyClient:
+    """The client that created a task: hears of the task for as long as its session lasts, and after that nothing.
+
+    The call was answered long ago, so everything goes to the session's own stream: the GET stream of streamable HTTP,
+    or the one pipe of stdio.
+    """
+
+    def __init__(self, ctx: ServerRequestContext, task_id: str) -> None:
+        self._session, self._task_id = ctx.session, task_id
+        self._progress_token = progress_token_from_params(ctx.params)
+        self._progress = -math.inf
+
+    async def notify(self, method: str, params: Mapping[str, Any] | None) -> None:
+        """Send a notification with the mark of the task."""
+        await self._send(method, legacy_related(params, self._task_id))
+
+    async def progress(self, progress: float, total: float | None, message: str | None) -> None:
+        """Send progress under the token of the call, if it had one; only what is more than the last time.
+
+        Source: MCP 2025-11-25, "Progress": the value must increase, and a task keeps its token until it is finished.
+        """
+        if self._progress_token is None or progress <= self._progress:
+            return
+        self._progress = progress
+        params: WireObject = {"progressToken": self._progress_token, "progress": progress}
+        if total is not None:
+            params["total"] = total
+        if message is not None:
+            params["message"] = message
+        await self.notify("notifications/progress", params)
+
+    async def follow(self, store: TaskStore, auth: AuthContext | None, task: Task) -> None:
+        """Send each new status of the task until it is finished."""
+        try:
+            while not task.is_finished:
+                shown = task.status
+                while task.status is shown:
+                    task = await store.wait_for_task(task.task_id, auth=auth, since_version=task.version)
+                # Without the mark of the task: the task is all that is in there.
+                await self._send("notifications/tasks/status", legacy_task(task))
+        except TaskStoreError as problem:
+            logger.info("Task %s is followed no longer: %s", shorten(task.task_id), problem)
+
+    async def _send(self, method: str, params: Mapping[str, JsonValue]) -> None:
+        notification: Any = _AnyNotification(method=method, params=dict(params))
+        await self._session.send_notification(notification)
+
+
+def ask_on_stream(ctx: ServerRequestContext) -> Ask | None:
+    """Make what puts questions to the client on the stream of its request; None when that stream takes none."""
+    if not ctx.session.can_send_request:
+        return None
+    stream = ServerMessageMetadata(related_request_id=ctx.request_id)
+
+    async def ask(method: str, params: WireObject) -> JsonValue:
+        request: Any = _AnyRequest(method=method, params=params)
+        try:
+            answer = await ctx.session.send_request(request, _AnyResult, metadata=stream)
+        except NoBackChannelError as problem:
+            raise ConnectionError(problem.message) from problem
+        except MCPError as error:
+            if (error.code, error.message) == (CONNECTION_CLOSED, "Connection closed"):  # the SDK's own words
+                raise ConnectionError(error.message) from error
+            raise RequestError(error.code, error.message, error.data) from error
+        except ValidationError as problem:
+            raise RequestError(INVALID_PARAMS, f"The client's response to {method} is malformed.") from problem
+        wire: JsonValue = answer.model_dump(by_alias=True, mode="json", exclude_unset=True)
+        return wire
+
+    return ask
+
+
 class LegacyMiddleware:
     """Declares tasks to clients of 2025-11-25, and answers their augmented tool calls; all else passes through.
 
@@ -59,6 +158,7 @@ class LegacyMiddleware:
     ) -> None:
         self._mode_of = mode_of
         self._tells_apart = tells_apart
+        self._following: set[asyncio.Task[None]] = set()
 
     async def __call__(self, ctx: ServerRequestContext, call_next: CallNext) -> HandlerResult:
         """Handle one message, as the SDK asks of a middleware."""
@@ -70,6 +170,17 @@ class LegacyMiddleware:
             if ctx.method == "tools/call":
                 return await self._call_tool(ctx, call_next)
         return await call_next(ctx)
+
+    def follow(self, ctx: ServerRequestContext, store: TaskStore, auth: AuthContext | None, task: Task) -> None:
+        """Tell the client that created a task of each new status, apart from the request."""
+        following = asyncio.create_task(LegacyClient(ctx, task.task_id).follow(store, auth, task))
+        self._following.add(following)
+        following.add_done_callback(self._following.discard)
+
+    def close(self) -> None:
+        """Follow no task any longer."""
+        for following in self._following:
+            following.cancel()
 
     def _declare(self, ctx: ServerRequestContext, result: HandlerResult) -> HandlerResult:
         wire = _wire(result)

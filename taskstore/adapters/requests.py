@@ -5,8 +5,10 @@ Whoever calls these has already checked the protocol version, the client's capab
 Source: MCP 2026-07-28, extension io.modelcontextprotocol/tasks; with the prefix ``legacy_``: MCP 2025-11-25, "Tasks".
 """
 
+import asyncio
+import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from datetime import timedelta
 
 from pydantic import JsonValue
@@ -15,21 +17,25 @@ from taskstore.adapters.wire import (
     WireObject,
     acknowledgement,
     detailed_task,
+    input_error,
     legacy_list_result,
     legacy_related,
     legacy_status,
     legacy_task,
 )
-from taskstore.binding import AuthContext
+from taskstore.binding import AuthContext, shorten
 from taskstore.errors import (
     InvalidCursorError,
     LimitExceededError,
     PayloadError,
     TaskFinishedError,
     TaskNotFoundError,
+    TaskStoreError,
 )
 from taskstore.store import LONGEST_SPAN_MS, Default, TaskStore
 from taskstore.task import Outcome, Task, TaskStatus
+
+logger = logging.getLogger("taskstore")
 
 METHOD_NOT_FOUND = -32601  # JSON-RPC 2.0, "Error object"
 INVALID_PARAMS = -32602
@@ -40,6 +46,9 @@ CANCELLED = "CANCELLED"  # the data.reason of tasks/result for a task that was c
 _PAGE_SIZE = 100
 
 Params = Mapping[str, JsonValue]
+# Sends a request to the client and returns its result; RequestError is the client's own error, and ConnectionError
+# says that no answer will come.
+Ask = Callable[[str, WireObject], Awaitable[JsonValue]]
 
 
 class RequestError(Exception):
@@ -121,8 +130,15 @@ async def legacy_get_task(store: TaskStore, auth: AuthContext | None, params: Pa
     return legacy_task(task, outcome)
 
 
-async def legacy_task_result(store: TaskStore, auth: AuthContext | None, params: Params) -> WireObject:
+async def legacy_task_result(
+    store: TaskStore, auth: AuthContext | None, params: Params, *, ask: Ask | None = None
+) -> WireObject:
     """Answer tasks/result: wait for the task to finish, then give what the call would have got.
+
+    Args:
+        ask: Puts the task's questions to the client that waits here; without it they wait for somebody else. Every
+            waiting client is asked, since any of them may be gone; once one has answered, ``ask`` is cancelled for
+            the others.
 
     Returns:
         The stored result as it is, but for the mark that names the task.
@@ -133,7 +149,10 @@ async def legacy_task_result(store: TaskStore, auth: AuthContext | None, params:
     """
     task_id = _task_id(params)
     try:
-        task = await store.wait_for_task(task_id, auth=auth)
+        if ask is None:
+            task = await store.wait_for_task(task_id, auth=auth)
+        else:
+            task = await _wait_and_ask(store, auth, task_id, ask)
         outcome = await store.get_outcome(task_id, auth=auth)
     except TaskNotFoundError as refusal:
         raise _not_found() from refusal
@@ -203,6 +222,49 @@ def legacy_ttl(task: Mapping[str, JsonValue], default: timedelta | Default | Non
     if isinstance(ttl, bool) or not isinstance(ttl, int | float) or not ttl >= 0:
         raise _invalid("task.ttl must be a number of milliseconds, not negative, or null")
     return timedelta(milliseconds=math.ceil(min(ttl, LONGEST_SPAN_MS)))
+
+
+async def _wait_and_ask(store: TaskStore, auth: AuthContext | None, task_id: str, ask: Ask) -> Task:
+    asking: dict[str, asyncio.Task[None]] = {}
+    version = 0  # below every version: the first wait returns at once
+    try:
+        while True:
+            task = await store.wait_for_task(task_id, auth=auth, since_version=version)
+            if task.is_finished:
+                return task
+            version, requests = task.version, {}
+            if task.status is TaskStatus.INPUT_REQUIRED:
+                details = await store.get_details(task_id, auth=auth)
+                version, requests = details.task.version, dict(details.input_requests)
+            for key in asking.keys() - requests.keys():
+                asking.pop(key).cancel()
+            for key, request in requests.items():
+                if key not in asking:
+                    asking[key] = asyncio.create_task(_ask(store, auth, task_id, key, request, ask))
+    finally:
+        for each in asking.values():
+            each.cancel()
+
+
+async def _ask(
+    store: TaskStore, auth: AuthContext | None, task_id: str, key: str, request: JsonValue, ask: Ask
+) -> None:
+    """Put one question to the client, and store what it answers; its refusal is an answer too."""
+    asked = request if isinstance(request, Mapping) else {}
+    params = asked.get("params")
+    try:
+        try:
+            params = legacy_related(params if isinstance(params, Mapping) else None, task_id)
+            answer = await ask(str(asked.get("method")), params)
+            await store.answer_inputs(task_id, {key: answer}, auth=auth)
+        except RequestError as refusal:
+            await store.answer_inputs(
+                task_id, {key: input_error(refusal.code, refusal.message, refusal.data)}, auth=auth
+            )
+        except PayloadError as refusal:
+            await store.answer_inputs(task_id, {key: input_error(INVALID_PARAMS, str(refusal))}, auth=auth)
+    except (ConnectionError, TaskStoreError) as problem:
+        logger.info("A question of task %s goes unanswered here: %s", shorten(task_id), problem)
 
 
 def _result_of(task: Task, outcome: Outcome) -> Mapping[str, JsonValue]:

@@ -52,6 +52,17 @@ def detailed_task(details: TaskDetails) -> WireObject:
     return wire
 
 
+def input_error(code: int, message: str, data: JsonValue = None) -> WireObject:
+    """Make the stored response to an input request that the client answered with a JSON-RPC error.
+
+    No result of a request that clients can be asked looks like it: each of those has other required fields.
+    """
+    error: WireObject = {"code": code, "message": message}
+    if data is not None:
+        error["data"] = data
+    return {"error": error}
+
+
 def legacy_task(task: Task, outcome: Outcome | None = None) -> WireObject:
     """Make a task of 2025-11-25: the result of tasks/get and tasks/cancel, the params of notifications/tasks/status.
 
