@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, TypeVar
@@ -505,9 +505,34 @@ class _Transaction:
             "reason": change.reason,
         }
         if not self._combines:
-            self.execute(change.event, written)
+            self.execute(statements.EVENT, written)
         self.events.append(written)
         return row
+
+    def change_all(self, change: Change, rows: Sequence[Row]) -> None:
+        touched = self._execute_all(change.bare, rows)
+        assert touched == len(rows), "rows that are read and locked cannot change before they are written"
+        self._execute_all(change.record, rows)
+        if self._combines:
+            channel = self._compiler.channel
+            with closing(self.driver.cursor()) as cursor:
+                cursor.executemany(NOTIFY, [(channel, notice(str(row["task_id"]))) for row in rows])
+        self.events += [
+            {
+                "task_id": row["task_id"],
+                "version": row["version"] + 1,
+                "at": row["now"],
+                "kind": change.kind,
+                "instance_id": row["writer"],
+            }
+            for row in rows
+        ]
+
+    def _execute_all(self, statement: Executable, params: Sequence[Params]) -> int:
+        compiled = self._compiler.compiled(statement)
+        with closing(self.driver.cursor()) as cursor:
+            cursor.executemany(compiled.sql, [compiled.bind(each) for each in params])
+            return int(cursor.rowcount)
 
 
 @dataclass(slots=True)

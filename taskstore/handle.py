@@ -243,8 +243,7 @@ class TaskHandle:
             ValueError: There is no request; or the task is external, and no runner of ours can enter it again.
             PayloadError: A request or the state cannot be stored; the task is still held.
         """
-        if not self._fence.instance_id:
-            raise ValueError(f"Task {shorten(self.task_id)} is external: ask() its requestor, and wait for the answer.")
+        self._check_held("ask() its requestor, and wait for the answer")
         questions, rules = self._questions(requests), self._host.rules
         left: JsonValue = {"state": state, "asked": [question["key"] for question in questions]}
         encoded = payload.encode(left, what="$", limit=rules.limits.payload_bytes)
@@ -263,8 +262,16 @@ class TaskHandle:
         """Give the task up before it is finished, as a server does that stops in good order.
 
         Its ``on_crash`` decides: it fails with SERVER_STOPPED, or waits to be run again, which counts as no crash.
+
+        Raises:
+            ValueError: The task is external; no process of ours holds it.
         """
+        self._check_held("there is nothing to hand over")
         return await self._finish(partial(operations.hand_over, fence=self._fence, call=self._host.operator_call()))
+
+    def _check_held(self, remedy: str) -> None:
+        if not self._fence.instance_id:
+            raise ValueError(f"Task {shorten(self.task_id)} is external: {remedy}.")
 
     def _questions(self, requests: Mapping[str, JsonValue]) -> list[dict[str, Any]]:
         if not requests:

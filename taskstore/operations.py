@@ -67,6 +67,14 @@ class Transaction(Protocol):
     def change(self, change: Change, params: Params) -> Row | None:
         """Write a task and its event; return the new row without payloads, or None when the WHERE refused."""
 
+    def change_all(self, change: Change, rows: Sequence[Row]) -> None:
+        """Write many tasks and their events, whose rows this transaction has read and locked.
+
+        Args:
+            rows: The rows as they were read, with the parameters of the change beside their columns; all must meet
+                the WHERE.
+        """
+
 
 @dataclass(frozen=True, slots=True)
 class Refused:
@@ -623,9 +631,18 @@ def _refusal(
 # --- upkeep
 
 
+@dataclass(frozen=True, slots=True)
+class Decided:
+    """What recovery did with one task; ``owner_kind`` is who holds it now: nobody who runs it."""
+
+    task_id: str
+    auth_key: str
+    owner_kind: OwnerKind
+
+
 def recover_orphans(
     transaction: Transaction, dead: str | None, *, call: Call, limit: int, reason: ReasonCode
-) -> list[tuple[Task, str]]:
+) -> list[Decided]:
     """Decide over up to ``limit`` live tasks of an instance, each by its own policy.
 
     Args:
@@ -634,53 +651,68 @@ def recover_orphans(
             good order.
 
     Returns:
-        The tasks as they are now, with their auth keys: failed, queued, or parked with a question. A task that
-        somebody else decided over in between is not among them.
+        What became of them: failed, queued, or parked with a question.
     """
     statement = statements.ORPHANS_OF_NOBODY if dead is None else statements.ORPHANS_OF
     orphans = transaction.rows(statement, {"instance_id": dead, "limit": limit})
-    decided = (
-        _decide_over(transaction, orphan, call, reason)
-        for orphan in sorted(orphans, key=lambda row: str(row["task_id"]))
-    )
-    return [(task_of(row, call), str(row["auth_key"])) for row in decided if row is not None]
+    return _decide_over(transaction, sorted(orphans, key=_by_task_id), call, reason)
+
+
+def _by_task_id(row: Row) -> str:
+    return str(row["task_id"])
 
 
 def hand_over(transaction: Transaction, fence: Fence, *, call: Call) -> Task | Refused:
     """Decide over a task whose process stops in good order before it is finished."""
     row = transaction.row(statements.LOCK_HELD, call.held(fence))
-    decided = None if row is None else _decide_over(transaction, row, call, ReasonCode.SERVER_STOPPED)
-    return _refusal(transaction, fence, call, TaskStatus.FAILED) if decided is None else task_of(decided, call)
+    if row is None:
+        return _refusal(transaction, fence, call, TaskStatus.FAILED)
+    _decide_over(transaction, [row], call, ReasonCode.SERVER_STOPPED)
+    return get_task(transaction, fence.task_id, call=call)
 
 
-def _decide_over(transaction: Transaction, orphan: Row, call: Call, reason: ReasonCode) -> Row | None:
-    """Apply a task's policy: fail it, queue it for another run, or ask its requestor; None when it is decided."""
+def _decide_over(transaction: Transaction, orphans: Iterable[Row], call: Call, reason: ReasonCode) -> list[Decided]:
+    """Apply to each task its policy; the rows are locked by this transaction, so all that was read still holds."""
+    crashed = reason is ReasonCode.CRASH_RECOVERY
+    changes: dict[Change, list[Row]] = {}
+    decided = []
+    for orphan in orphans:
+        fate, why, question = _fate(transaction, orphan, call, reason)
+        verdict = _verdict(orphan | {"crashes": orphan["crashes"] + crashed}, call, reason, why)
+        task_id = str(orphan["task_id"])
+        if orphan["status"] == TaskStatus.INPUT_REQUIRED:
+            # Nobody waits for the answers to what the former attempt asked.
+            transaction.execute(statements.CLOSE_INPUTS, call.about(task_id))
+        if question is not None:
+            key = f"run-again-{orphan['attempt']}"  # an attempt ends once
+            sealed = call.rules.cipher.seal(payload.encode(question), "inputs", "request", task_id, key)
+            asked = {"key": key, "name": RUN_AGAIN, "request": sealed}
+            _add_inputs(transaction, Fence(task_id, "", orphan["attempt"] + 1), [asked], call)
+        change = statements.FOR_ORPHANS[reason, fate]
+        changes.setdefault(change, []).append({**call.params, **orphan, **verdict, "crashed": int(crashed)})
+        decided.append(Decided(task_id, orphan["auth_key"], fate))
+    for change, rows in changes.items():
+        transaction.change_all(change, rows)
+    return decided
+
+
+def _fate(
+    transaction: Transaction, orphan: Row, call: Call, reason: ReasonCode
+) -> tuple[OwnerKind, str, JsonValue | None]:
+    """Choose who holds an orphan next, and say why; with the question to its requestor if that is who decides."""
     policy, crashed = OnCrash(orphan["on_crash"]), reason is ReasonCode.CRASH_RECOVERY
     crashes = orphan["crashes"] + crashed
-    task_id, attempt = orphan["task_id"], orphan["attempt"]
     why = f"the server process that ran this task {'died' if crashed else 'stopped'} before it finished"
-    change, question = statements.FAIL_ORPHAN[reason], None
-    if crashed and policy is not OnCrash.FAIL and crashes >= orphan["max_attempts"]:
-        why = f"{why}; so did {crashes - 1} before it, and it is not run again" if crashes > 1 else why
-    elif policy is not OnCrash.FAIL and (orphan["expires_at"] is None or orphan["expires_at"] > call.now):
-        if policy is OnCrash.RETRY:
-            change, why = statements.QUEUE_ORPHAN[reason], f"{why}; it waits to be run again"
-        elif _can_be_asked(transaction, task_id, call):
-            change, why = statements.ASK_ABOUT_ORPHAN[reason], f"{why}; it waits to hear whether to run again"
-            question = _run_again_question(orphan)
-    verdict = _verdict(orphan | {"crashes": crashes}, call, reason, why)
-    fence = Fence(task_id, orphan["instance_id"] or "", attempt)
-    row = transaction.change(change, {**call.params, **fence.params, **verdict, "crashed": int(crashed)})
-    if row is None:
-        return None
-    # Nobody waits for the answers to what the dead attempt asked.
-    transaction.execute(statements.CLOSE_INPUTS, call.about(task_id))
-    if question is not None:
-        key = f"run-again-{attempt}"  # an attempt ends once
-        sealed = call.rules.cipher.seal(payload.encode(question), "inputs", "request", task_id, key)
-        asked = {"key": key, "name": RUN_AGAIN, "request": sealed}
-        _add_inputs(transaction, Fence(task_id, "", row["attempt"]), [asked], call)
-    return row
+    if policy is OnCrash.FAIL or (orphan["expires_at"] is not None and orphan["expires_at"] <= call.now):
+        return OwnerKind.INSTANCE, why, None
+    if crashed and crashes >= orphan["max_attempts"]:
+        before = f"; so did {crashes - 1} before it, and it is not run again" if crashes > 1 else ""
+        return OwnerKind.INSTANCE, why + before, None
+    if policy is OnCrash.RETRY:
+        return OwnerKind.QUEUED, f"{why}; it waits to be run again", None
+    if _can_be_asked(transaction, orphan["task_id"], call):
+        return OwnerKind.PARKED, f"{why}; it waits to hear whether to run again", _run_again_question(orphan)
+    return OwnerKind.INSTANCE, why, None
 
 
 # The name of the question that on_crash="ask" puts to a requestor; the dot keeps it apart from names of tools' own.
@@ -763,7 +795,7 @@ def unclaim(transaction: Transaction, fence: Fence, *, call: Call) -> None:
     """Queue a claimed task again, since nothing has run it."""
     why = "the server stopped before it ran this task again"
     verdict = _verdict({"task_id": fence.task_id}, call, ReasonCode.SERVER_STOPPED, why)
-    change = statements.QUEUE_ORPHAN[ReasonCode.SERVER_STOPPED]
+    change = statements.FOR_ORPHANS[ReasonCode.SERVER_STOPPED, OwnerKind.QUEUED]
     transaction.change(change, {**call.held(fence), **verdict, "crashed": 0})
 
 

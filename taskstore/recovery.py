@@ -15,17 +15,14 @@ from taskstore import operations
 from taskstore.binding import shorten
 from taskstore.database import Database
 from taskstore.instances import Judge, Verdict, beat, is_elsewhere, read_instances, release
-from taskstore.operations import Call
+from taskstore.operations import Call, Decided, Refused, Transaction
 from taskstore.options import StoreOptions
 from taskstore.task import OwnerKind, ReasonCode, RecoveryReport, RotationReport, SweepReport, Task
-
-# A task's id, and who holds it now.
-_Decided = tuple[str, OwnerKind]
 
 logger = logging.getLogger("taskstore")
 audit = logging.getLogger("taskstore.audit")
 
-RECOVERY_BATCH = 200
+RECOVERY_BATCH = 500
 SWEEP_BATCH = 100
 ROTATION_BATCH = 50
 
@@ -65,16 +62,16 @@ class Recovery:
             rows = [row for row in rows if not is_elsewhere(row)]
         verdicts = self._judge.judge(rows)
         dead = [instance_id for instance_id, verdict in verdicts.items() if verdict is Verdict.DEAD]
-        decided: list[_Decided] = []
+        decided: list[Decided] = []
         for instance_id in (*dead, None):
             self._decide_over(instance_id, writer, ReasonCode.CRASH_RECOVERY, decided, progress)
         for instance_id in dead:
             # Not before its tasks are decided over: the row proves them orphans to whoever goes on if we die here.
             release(self._database, instance_id)
         report = RecoveryReport(
-            recovered=tuple(task_id for task_id, _ in decided),
-            queued=tuple(task_id for task_id, owner in decided if owner is OwnerKind.QUEUED),
-            asked=tuple(task_id for task_id, owner in decided if owner is OwnerKind.PARKED),
+            recovered=tuple(each.task_id for each in decided),
+            queued=tuple(each.task_id for each in decided if each.owner_kind is OwnerKind.QUEUED),
+            asked=tuple(each.task_id for each in decided if each.owner_kind is OwnerKind.PARKED),
             dead_instances=len(dead),
         )
         if decided or dead:
@@ -83,7 +80,7 @@ class Recovery:
 
     def hand_over(self, instance_id: str) -> None:
         """Decide over what this instance still holds and delete its row: it stops, so nobody waits for its lease."""
-        left: list[_Decided] = []
+        left: list[Decided] = []
         self._decide_over(instance_id, instance_id, ReasonCode.SERVER_STOPPED, left)
         release(self._database, instance_id)
         if left:
@@ -143,7 +140,7 @@ class Recovery:
         dead: str | None,
         writer: str,
         reason: ReasonCode,
-        decided: list[_Decided],
+        decided: list[Decided],
         progress: Callable[[int], None] = lambda recovered: None,
     ) -> None:
         while True:
@@ -151,12 +148,13 @@ class Recovery:
                 operations.recover_orphans, dead=dead, call=self._call(writer), limit=RECOVERY_BATCH, reason=reason
             )
             batch = self._database.write(unit).result()
-            for task, auth_key in batch:
-                whose = auth_key[:12] or "no auth context"
-                audit.info("recovered %s of %s, held by %s", shorten(task.task_id), whose, dead or "nobody known")
-                decided.append((task.task_id, task.owner_kind))
-                self._on_change(task.task_id)
-            self._tell([task for task, _ in batch])
+            for each in batch:
+                if audit.isEnabledFor(logging.INFO):
+                    whose = each.auth_key[:12] or "no auth context"
+                    audit.info("recovered %s of %s, held by %s", shorten(each.task_id), whose, dead or "nobody known")
+                self._on_change(each.task_id)
+            decided += batch
+            self._tell(batch)
             progress(len(decided))
             # fail point: recovery-batch-done
             # An empty batch ends it, not a short one: rows that another process has locked are passed over,
@@ -164,18 +162,24 @@ class Recovery:
             if not batch:
                 return
 
-    def _tell(self, tasks: Sequence[Task]) -> None:
+    def _tell(self, batch: Sequence[Decided]) -> None:
         hook = self._options.on_recovered
-        if hook is None or not tasks:
+        if hook is None or not batch:
             return
+
+        def read(transaction: Transaction) -> list[Task | Refused]:
+            call = self._call()
+            return [operations.get_task(transaction, each.task_id, call=call) for each in batch]
+
+        found = self._database.read(read).result()
         try:
-            hook(tasks)
+            hook([task for task in found if isinstance(task, Task)])
         except Exception:  # foreign code: what it raises is no reason to leave the other orphans
             logger.exception("The hook on_recovered failed; recovery goes on.")
 
 
-def _counts(decided: Sequence[_Decided]) -> str:
-    owners = Counter(owner for _, owner in decided)
+def _counts(decided: Sequence[Decided]) -> str:
+    owners = Counter(each.owner_kind for each in decided)
     queued, asked = owners[OwnerKind.QUEUED], owners[OwnerKind.PARKED]
     failed = len(decided) - queued - asked
     return f"{failed} tasks failed, {queued} wait to be run again, {asked} wait for their requestor's word"

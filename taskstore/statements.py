@@ -32,6 +32,8 @@ from sqlalchemy import (
     text,
     update,
 )
+from sqlalchemy.sql.base import ReadOnlyColumnCollection
+from sqlalchemy.sql.dml import ReturningInsert, ReturningUpdate
 from sqlalchemy.sql.elements import BindParameter
 
 from taskstore.schema import DEFAULT_PREFIX, build_tables
@@ -85,36 +87,43 @@ _FENCE = and_(
 
 @dataclass(frozen=True, eq=False)
 class Change:
-    """One state change: the write of the task and its event, as one statement and as two.
+    """One state change: the write of a task and its event, as one statement and as two.
+
+    Each form is built when it is first used; no dialect uses them all.
 
     Attributes:
-        write: INSERT or UPDATE of one task, returning TASK_COLUMNS.
-        event: INSERT of the event; takes the new row's values as parameters. For dialects without data-modifying CTE.
+        bare: INSERT or UPDATE of one task, returning nothing.
     """
 
     kind: EventKind
     reason: ReasonCode | None
-    write: Insert | Update
-    event: Insert
+    bare: Insert | Update
+
+    @cached_property
+    def write(self) -> ReturningInsert[Any] | ReturningUpdate[Any]:
+        """The write alone, returning TASK_COLUMNS; EVENT takes its values from there."""
+        return self.bare.returning(*TASK_COLUMNS)
+
+    @cached_property
+    def record(self) -> Insert:
+        """INSERT of the event alone, from the task's row as ``bare`` has left it."""
+        return self._event(tasks.c, _THIS)
 
     @cached_property
     def combined(self) -> Select[Any]:
-        """Both in one statement, with a notification, for PostgreSQL; returns what ``write`` returns, and more.
-
-        Built when it is first used: on SQLite it never is.
-        """
+        """Both in one statement, with a notification, for PostgreSQL; returns what ``write`` returns, and more."""
         changed = self.write.cte("changed")
-        recorded = insert(events).from_select(
-            [*(column for column, _ in FROM_ROW), "kind", "instance_id", "reason"],
-            select(
-                *(changed.c[source] for _, source in FROM_ROW),
-                _constant(self.kind).label("kind"),
-                _text("writer").label("instance_id"),
-                (_constant(self.reason) if self.reason else literal_column("NULL", Text)).label("reason"),
-            ),
-        )
         notify = func.pg_notify(_text("channel"), _text("notice"))
-        return select(changed, notify.label("notified")).add_cte(recorded.cte("recorded"))
+        return select(changed, notify.label("notified")).add_cte(self._event(changed.c).cte("recorded"))
+
+    def _event(self, source: ReadOnlyColumnCollection[str, Any], *where: ColumnElement[bool]) -> Insert:
+        row = select(
+            *(source[column] for _, column in FROM_ROW),
+            _constant(self.kind).label("kind"),
+            _text("writer").label("instance_id"),
+            (_constant(self.reason) if self.reason else literal_column("NULL", Text)).label("reason"),
+        ).where(*where)
+        return insert(events).from_select([*(column for column, _ in FROM_ROW), "kind", "instance_id", "reason"], row)
 
 
 # The event takes these from the new row of the task, as (column of events, column of tasks).
@@ -126,11 +135,11 @@ FROM_ROW = (
     ("to_status", "status"),
     ("attempt", "attempt"),
 )
-_EVENT = insert(events).values({column.name: bindparam(column.name, type_=column.type) for column in events.c})
+EVENT = insert(events).values({column.name: bindparam(column.name, type_=column.type) for column in events.c})
 
 
 def _change(kind: EventKind, write: Insert | Update, reason: ReasonCode | None = None) -> Change:
-    return Change(kind, reason, write.returning(*TASK_COLUMNS), _EVENT)
+    return Change(kind, reason, write)
 
 
 def _become(status: TaskStatus, /, **values: object) -> Update:
@@ -234,17 +243,14 @@ _REQUEUED = _change_status(LIVE, TaskStatus.WORKING, owner_kind=_constant(OwnerK
 _ASKED = _change_status(LIVE, TaskStatus.INPUT_REQUIRED, owner_kind=_constant(OwnerKind.PARKED), **_LET_GO).where(
     _FENCE
 )
-FAIL_ORPHAN = {
-    reason: _change(EventKind.RECOVERED, _ENDED.where(_FENCE), reason)
+FOR_ORPHANS = {
+    (reason, owner): _change(kind, write, reason)
     for reason in (ReasonCode.CRASH_RECOVERY, ReasonCode.SERVER_STOPPED)
-}
-QUEUE_ORPHAN = {
-    reason: _change(EventKind.QUEUED, _REQUEUED, reason)
-    for reason in (ReasonCode.CRASH_RECOVERY, ReasonCode.SERVER_STOPPED)
-}
-ASK_ABOUT_ORPHAN = {
-    reason: _change(EventKind.INPUT_REQUIRED, _ASKED, reason)
-    for reason in (ReasonCode.CRASH_RECOVERY, ReasonCode.SERVER_STOPPED)
+    for owner, kind, write in (
+        (OwnerKind.INSTANCE, EventKind.RECOVERED, _ENDED.where(_FENCE)),
+        (OwnerKind.QUEUED, EventKind.QUEUED, _REQUEUED),
+        (OwnerKind.PARKED, EventKind.INPUT_REQUIRED, _ASKED),
+    )
 }
 # Also from input_required: a tool may ask one thing while it waits for the answer to another.
 ASK = _change(EventKind.INPUT_REQUIRED, _change_status(LIVE, TaskStatus.INPUT_REQUIRED).where(_FENCE, _NOT_DUE))
@@ -423,8 +429,15 @@ RELEASE = delete(instances).where(_THIS_INSTANCE, ~_HOLDS_LIVE).returning(instan
 
 _HELD_LIVE = and_(_IS_LIVE, tasks.c.owner_kind == _constant(OwnerKind.INSTANCE))
 _REGISTERED = select(instances.c.instance_id).where(instances.c.instance_id == tasks.c.instance_id).exists()
+_ORPHAN_COLUMNS = [
+    tasks.c[name]
+    for name in (
+        *("task_id", "auth_key", "method", "name", "status", "progress", "progress_total", "expires_at"),
+        *("instance_id", "attempt", "crashes", "max_attempts", "on_crash", "version"),
+    )
+]
 ORPHANS_OF = (
-    select(*TASK_COLUMNS)
+    select(*_ORPHAN_COLUMNS)
     .where(_HELD_LIVE, tasks.c.instance_id == _text("instance_id"))
     .limit(_number("limit"))
     .with_for_update(skip_locked=True)
@@ -432,7 +445,7 @@ ORPHANS_OF = (
 HELD_LIVE = select(tasks.c.task_id, tasks.c.attempt).where(_HELD_LIVE, tasks.c.instance_id == _text("instance_id"))
 # Rows whose instance has no row; they start from the index of live rows, so finished ones cost nothing.
 ORPHANS_OF_NOBODY = (
-    select(*TASK_COLUMNS).where(_HELD_LIVE, ~_REGISTERED).limit(_number("limit")).with_for_update(skip_locked=True)
+    select(*_ORPHAN_COLUMNS).where(_HELD_LIVE, ~_REGISTERED).limit(_number("limit")).with_for_update(skip_locked=True)
 )
 
 # What waits for a runner of one server, the oldest first; from a position on, since a runner may not know them all.

@@ -281,3 +281,25 @@ async def test_an_evicted_instance_registers_anew_and_lets_go_of_its_work(store,
     fresh = await store.create_task(auth=ALICE)
     assert (await peer.recover()).recovered == ()
     assert (await store.handle(fresh).complete({})).status is TaskStatus.COMPLETED
+
+
+async def test_recovery_of_more_than_a_batch_leaves_each_task_its_own_history(store, peer, crash):
+    """Many are written by one statement each; every one still has its verdict, its event and its waiter's wake-up."""
+    handles = [store.handle(await store.create_task(auth=ALICE, name=f"tool-{n}")) for n in range(501)]
+    await asyncio.gather(*(handle.progress(n, total=1000) for n, handle in enumerate(handles)))
+    waiting = asyncio.create_task(peer.wait_for_task(handles[500].task_id, auth=ALICE))
+    crash(store)
+
+    report = await peer.recover()
+
+    assert sorted(report.recovered) == sorted(handle.task_id for handle in handles)
+    assert (await asyncio.wait_for(waiting, 10)).status is TaskStatus.FAILED
+    for n, handle in enumerate(handles):
+        details = await peer.get_details(handle.task_id, auth=ALICE)
+        assert details.outcome.error["data"]["progress"] == n
+        events = await peer.list_events(handle.task_id, auth=ALICE)
+        assert [(event.kind, event.attempt, event.from_status) for event in events] == [
+            (EventKind.CREATED, 1, None),
+            (EventKind.RECOVERED, 2, TaskStatus.WORKING),
+        ]
+        assert events[-1].version == details.task.version

@@ -74,11 +74,11 @@ async def test_a_kill_around_an_outcome_leaves_the_whole_result_or_the_verdict(s
 
 
 @pytest.mark.parametrize(
-    ("moment", "after"), [("after-write", 1), ("after-write", 250), ("before-commit", 200), ("after-commit", 200)]
+    ("moment", "after"), [("after-write", 1), ("after-write", 3), ("before-commit", 2), ("after-commit", 2)]
 )
 async def test_a_kill_in_the_middle_of_recovery_is_made_good_by_the_next(start, database_url, moment, after):
     """Recovery itself may die: its batches are whole or not there, and the next process goes on."""
-    dead = start("create_many", "500")
+    dead = start("create_many", "1100")
     created = dead.hear()["created"]
     dead.kill()
     dying = start("recover_then_die", f"RECOVER:{moment}", str(after))

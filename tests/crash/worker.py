@@ -11,11 +11,12 @@ import signal
 import sys
 from datetime import timedelta
 
-from taskstore import AuthContext, StoreOptions, TaskStore, statements
+from taskstore import AuthContext, OwnerKind, ReasonCode, StoreOptions, TaskStore, statements
 from taskstore.database import Database, _Transaction
 from taskstore.statements import Change
 
 ALICE = AuthContext(subject="alice")
+ORPHAN_FAILS = statements.FOR_ORPHANS[ReasonCode.CRASH_RECOVERY, OwnerKind.INSTANCE]
 
 
 def tell(**facts: object) -> None:
@@ -27,25 +28,32 @@ def die() -> None:
 
 
 def arm(point: str, after: int = 1) -> None:
-    """Be killed the ``after``-th time the point is reached.
+    """Be killed the ``after``-th time the point is reached; recovery reaches it once a batch.
 
     The moments: ``after-write``, when the statement has run and its transaction is open; ``before-commit`` and
     ``after-commit``, of the transaction it ran in, the latter before anybody hears of it.
     """
     name, moment = point.split(":")
-    watched: Change = getattr(statements, name)
+    watched: Change = ORPHAN_FAILS if name == "RECOVER" else getattr(statements, name)
     reached, ran = 0, False
-    change, transact = _Transaction.change, Database._transact
+    change, change_all, transact = _Transaction.change, _Transaction.change_all, Database._transact
 
-    def watching_change(self, statement, params):
+    def reach(statement):
         nonlocal reached, ran
-        row = change(self, statement, params)
         if statement is watched:
             reached += 1
             ran = reached >= after
             if ran and moment == "after-write":
                 die()
+
+    def watching_change(self, statement, params):
+        row = change(self, statement, params)
+        reach(statement)
         return row
+
+    def watching_change_all(self, statement, rows):
+        change_all(self, statement, rows)
+        reach(statement)
 
     def watching_transact(self, units):
         def last(transaction):
@@ -58,6 +66,7 @@ def arm(point: str, after: int = 1) -> None:
         return done[:-1]
 
     _Transaction.change = watching_change  # type: ignore[method-assign]
+    _Transaction.change_all = watching_change_all  # type: ignore[method-assign]
     Database._transact = watching_transact  # type: ignore[method-assign]
 
 
