@@ -110,6 +110,11 @@ class Judge:
         self._watched = {key: watch for key, watch in self._watched.items() if key in verdicts}
         return verdicts
 
+    def is_silent_or_dead(self, row: Row) -> bool:
+        """Tell whether one instance is proven dead, or has not beaten for its lease, wherever it is; as ``judge``."""
+        silent = self._watch(row) is Verdict.DEAD
+        return silent or (not is_elsewhere(row) and is_proven_dead(row["pid"], row["process_start"]))
+
     def _watch(self, row: Row) -> Verdict:
         now, lease = self._clock.monotonic(), row["lease_ms"] / 1000
         watch = self._watched.get(row["instance_id"])

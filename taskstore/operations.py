@@ -862,6 +862,30 @@ def sweep(transaction: Transaction, *, call: Call, limit: int) -> Swept:
     return Swept(due, [str(row["task_id"]) for row in swept])
 
 
+UPKEEP_HOLDER = "upkeep_holder"  # the name in meta of the instance that does the upkeep for all
+
+
+def read_upkeep_holder(transaction: Transaction) -> str | None:
+    """Read which instance does the upkeep."""
+    row = transaction.row(statements.META, {"name": UPKEEP_HOLDER})
+    return None if row is None else bytes(row["value"]).decode()
+
+
+def take_upkeep(transaction: Transaction, *, former: str | None, instance_id: str) -> bool:
+    """Do the upkeep in place of another instance, or of none; False when somebody else was first."""
+    params = {"name": UPKEEP_HOLDER, "value": instance_id.encode()}
+    if former is None:
+        transaction.execute(statements.SET_META_ONCE, params)
+    else:
+        transaction.execute(statements.CHANGE_META, {**params, "known": former.encode()})
+    return read_upkeep_holder(transaction) == instance_id
+
+
+def leave_upkeep(transaction: Transaction, *, instance_id: str) -> None:
+    """Let another instance do the upkeep from now on, if this one did."""
+    transaction.execute(statements.DELETE_META, {"name": UPKEEP_HOLDER, "known": instance_id.encode()})
+
+
 def prune_tombstones(transaction: Transaction, *, before: int, keep: int) -> int:
     """Delete tombstones that are older than an instant, or beyond a number; return how many."""
     return transaction.execute(statements.PRUNE_TOMBSTONES, {"before": before, "keep": keep})

@@ -13,9 +13,10 @@ from functools import partial
 
 from taskstore import operations
 from taskstore.binding import shorten
+from taskstore.clock import Clock
 from taskstore.database import Database
 from taskstore.instances import Judge, Verdict, beat, is_elsewhere, read_instances, release
-from taskstore.operations import Call, Decided, Refused, Transaction
+from taskstore.operations import Call, Decided, Refused, Row, Transaction
 from taskstore.options import StoreOptions
 from taskstore.task import OwnerKind, ReasonCode, RecoveryReport, RotationReport, SweepReport, Task
 
@@ -25,6 +26,40 @@ audit = logging.getLogger("taskstore.audit")
 RECOVERY_BATCH = 500
 SWEEP_BATCH = 100
 ROTATION_BATCH = 50
+
+
+class UpkeepTurn:
+    """Whose turn the upkeep is: one instance does it for all that share a database, and the others scan nothing.
+
+    The holder needs no clock and no write to keep its turn: its heartbeat shows that it is there. It loses the turn
+    when it stops, when it is proven dead, or when its beat stands still for its whole lease, as that of a suspended
+    process does, which the process table shows as alive. Two that hold it for a moment do no harm.
+    """
+
+    def __init__(self, database: Database, clock: Clock) -> None:
+        self._database, self._judge = database, Judge(clock)
+
+    def is_mine(self, instance_id: str) -> bool:
+        """Tell whether it is this instance's turn; take the turn when its holder is gone."""
+        if not self._database.shared:
+            return True
+        holder, rows = self._database.read(_look).result()
+        if holder == instance_id:
+            return True
+        held_by = [row for row in rows if row["instance_id"] == holder]
+        if held_by and not self._judge.is_silent_or_dead(held_by[0]):
+            return False
+        unit = partial(operations.take_upkeep, former=holder, instance_id=instance_id)
+        return self._database.write(unit).result()
+
+    def leave(self, instance_id: str) -> None:
+        """Let another instance take the turn at once."""
+        if self._database.shared:
+            self._database.write(partial(operations.leave_upkeep, instance_id=instance_id)).result()
+
+
+def _look(transaction: Transaction) -> tuple[str | None, list[Row]]:
+    return operations.read_upkeep_holder(transaction), read_instances(transaction)
 
 
 class Recovery:

@@ -510,7 +510,11 @@ HELD_BY = select(tasks.c.instance_id, func.count().label("held")).where(_HELD_LI
 
 # --- the store itself
 
-META = select(meta.c.value).where(meta.c.name == _text("name"))
+_META = meta.c.name == _text("name")
+META = select(meta.c.value).where(_META)
+_META_IS_STILL = meta.c.value == bindparam("known", type_=LargeBinary)
+CHANGE_META = update(meta).where(_META, _META_IS_STILL).values(value=bindparam("value", type_=LargeBinary))
+DELETE_META = delete(meta).where(_META, _META_IS_STILL)
 # Of two processes that open a new database at once, the first one's value stands.
 SET_META_ONCE = text(
     f"INSERT INTO {meta.name} (name, value) VALUES (:name, :value) ON CONFLICT (name) DO NOTHING"

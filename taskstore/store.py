@@ -31,7 +31,7 @@ from taskstore.handle import TaskHandle
 from taskstore.instances import Instance, Judge, Verdict, read_instances
 from taskstore.operations import Call, Fence, Limits, Refused, Row, Transaction
 from taskstore.options import StoreOptions, whole_milliseconds
-from taskstore.recovery import Recovery
+from taskstore.recovery import Recovery, UpkeepTurn
 from taskstore.scheduler import MaintenanceScheduler
 from taskstore.task import (
     Claim,
@@ -83,6 +83,7 @@ class _Parts:
         self.binding = _open_binding(database, options.binding_secret, observer=observer)
         self.waiting = Waiting(database)
         self.recovery = Recovery(database, options, on_change=self.waiting.notify)
+        self.turn = UpkeepTurn(database, options.clock)
         self.queue = self.waiting.apart()
         self.held: dict[str, Fence] = {}
         self.handles: dict[str, TaskHandle] = {}
@@ -162,10 +163,17 @@ class _Parts:
         self.instance.start()
         if options.upkeep:
             self.recover()
-            self.scheduler.add("recover", self.recover, options.recovery_interval)
-            self.scheduler.add("sweep", self.recovery.sweep, options.sweep_interval)
+            self.scheduler.add("recover", self._in_turn(self.recover), options.recovery_interval)
+            self.scheduler.add("sweep", self._in_turn(self.recovery.sweep), options.sweep_interval)
             self.scheduler.add("abandoned", self.fail_abandoned, options.recovery_interval)
             self.scheduler.start()
+
+    def _in_turn(self, job: Callable[[], object]) -> Callable[[], None]:
+        def run() -> None:
+            if self.turn.is_mine(self.writer):
+                job()
+
+        return run
 
     def fail_abandoned(self) -> None:
         """Fail what this instance owns and nothing here holds, now and a pass ago: a create may be under way."""
@@ -190,6 +198,7 @@ class _Parts:
         try:
             self.scheduler.stop()
             if self.instance is not None:
+                self.turn.leave(self.instance.instance_id)
                 self.instance.stop()
                 self.recovery.hand_over(self.instance.instance_id)
         except DatabaseUnavailableError as error:

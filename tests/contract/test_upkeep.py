@@ -78,3 +78,64 @@ async def test_health_counts_what_there_is(store, peer, crash, finish, clock):
 
     assert (health.live, health.finished, health.expired, health.orphans, health.instances) == (2, 1, 1, 1, 1)
     assert health.revision == REVISIONS[-1]
+
+
+def upkeep_of(store):
+    """Run what the timer runs; tell whether it scanned."""
+    parts, done = store._parts, []
+    parts._in_turn(lambda: done.append(True))()
+    return bool(done)
+
+
+async def test_one_process_of_many_does_the_upkeep(open_store, finish, clock):
+    """Every worker process ran the job, and each of them scanned the tables."""
+    stores = [await open_store() for _ in range(4)]
+
+    turns = [[upkeep_of(store) for store in stores] for _ in range(3)]
+
+    assert turns == [[True, False, False, False]] * 3
+
+
+async def test_the_upkeep_goes_to_another_when_its_process_stops_or_dies(open_store, crash):
+    first, second, third = [await open_store() for _ in range(3)]
+    assert upkeep_of(first)
+
+    await asyncio.to_thread(first._parts.close)
+    after_stop = [upkeep_of(second), upkeep_of(third)]
+    crash(second)
+    after_death = [upkeep_of(third), upkeep_of(second)]
+
+    assert after_stop == [True, False]
+    assert after_death == [True, False]
+
+
+async def test_a_suspended_process_loses_the_upkeep_after_its_lease(open_store, clock):
+    """The process table shows it as alive; while it stands still, nobody would recover anything."""
+    suspended, working = await open_store(), await open_store()
+    assert upkeep_of(suspended)
+
+    looks = []
+    for _ in range(5):
+        looks.append(upkeep_of(working))
+        clock.advance(timedelta(seconds=10))
+
+    assert looks == [False, False, False, True, True]
+    assert not upkeep_of(suspended)
+
+
+async def test_a_process_that_beats_keeps_the_upkeep(open_store, clock):
+    beating, other = await open_store(), await open_store()
+    assert upkeep_of(beating)
+
+    for _ in range(10):
+        beating._parts.instance.beat()
+        clock.advance(timedelta(seconds=10))
+        assert not upkeep_of(other)
+
+
+async def test_two_that_find_the_upkeep_free_do_not_both_take_it(open_store):
+    stores = [await open_store() for _ in range(4)]
+
+    turns = await asyncio.gather(*(asyncio.to_thread(upkeep_of, store) for store in stores))
+
+    assert turns.count(True) == 1
