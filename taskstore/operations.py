@@ -441,6 +441,8 @@ def answer_inputs(
     if is_due(task_of(row, call), call):
         end_if_due(transaction, task_id, call=call)
         return get_task(transaction, task_id, call=call)
+    if row["finished_at"] is not None:
+        return task_of(row, call)
     answered = {}
     for key in sorted(responses):
         answer = transaction.row(statements.ANSWER, {**call.about(task_id), "key": key, "response": responses[key]})

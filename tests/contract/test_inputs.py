@@ -2,10 +2,11 @@
 
 import asyncio
 from datetime import timedelta
+from functools import partial
 
 import pytest
 
-from taskstore import EventKind, PayloadError, TaskFinishedError, TaskStatus
+from taskstore import EventKind, PayloadError, TaskFinishedError, TaskStatus, operations, payload
 
 from .conftest import ALICE
 
@@ -51,6 +52,22 @@ async def test_answers_may_come_one_by_one(store):
     assert dict(left.input_requests) == {keys["sure"]: SURE}
     assert whole.status is TaskStatus.WORKING
     assert await asyncio.wait_for(asking, 10) == {"name": "Ann", "sure": True}
+
+
+async def test_an_answer_that_meets_the_end_changes_nothing(store):
+    """Seen in the crash laboratory: the task was cancelled between an answer's look and its write, which went in."""
+    task = await store.create_task(auth=ALICE)
+    asking, _, keys = await ask(store, task, {"name": NAME})
+    ended = await store.cancel_task(task.task_id, auth=ALICE)
+
+    parts, responses = store._parts, {keys["name"]: payload.encode("Ann")}
+    answer = partial(operations.answer_inputs, task_id=task.task_id, responses=responses, call=parts.call(ALICE))
+    answered = await parts.write_unit(answer)
+
+    assert answered == ended
+    assert await store.get_task(task.task_id, auth=ALICE) == ended
+    with pytest.raises(TaskFinishedError):
+        await asking
 
 
 async def test_two_answers_at_once_resume_the_tool(store, peer):
