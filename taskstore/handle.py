@@ -342,7 +342,11 @@ class TaskHandle:
             logger.error("Task %s: %s", shorten(self.task_id), message, exc_info=error)
         else:
             message = f"The tool {self._name} was stopped before it finished"
-        await self._insist(self._fail_at_exit(message))
+        try:
+            await self._insist(self._fail_at_exit(message))
+        except DatabaseUnavailableError as unavailable:
+            # What ended the block is what its caller must hear, a cancellation above all.
+            logger.warning("The end of task %s was not stored: %s", shorten(self.task_id), unavailable)
 
     async def _fail_at_exit(self, message: str) -> None:
         try:

@@ -65,6 +65,25 @@ async def test_a_task_that_its_process_holds_no_more_is_failed_as_abandoned(stor
     assert (await store.get_task(kept.task_id, auth=ALICE)).status is TaskStatus.WORKING
 
 
+async def test_an_outage_at_the_end_of_a_block_does_not_swallow_its_cancellation(store):
+    """Seen in the crash laboratory: on a full disk a server's work went on after it was told to stop."""
+    task = await store.create_task(auth=ALICE)
+    began = asyncio.Event()
+
+    async def work():
+        async with store.handle(task):
+            began.set()
+            await asyncio.Event().wait()
+
+    working = asyncio.create_task(work())
+    await began.wait()
+    store._parts.database.close()
+    working.cancel()
+
+    with pytest.raises(asyncio.CancelledError):
+        await working
+
+
 async def test_a_tool_that_stops_waiting_for_an_answer_can_go_on(store):
     """A tool's own timeout must not leave the task asking for something that nobody waits for."""
     task = await store.create_task(auth=ALICE)

@@ -268,7 +268,11 @@ class Checker:
         elif end.reason is ReasonCode.SERVER_STOPPED:
             if not any(life.told_to_end for life in holders):
                 self._violated(known, "was handed over by a process that was not told to end")
-        elif end.reason is not ReasonCode.ABANDONED or known.holder is not None:
+        elif end.reason is ReasonCode.ABANDONED:
+            # Nothing held it: its create was never acknowledged, or its flow was ended, and that could not be stored.
+            if known.holder is not None and not lives[known.holder].told_to_end:
+                self._violated(known, "was failed as abandoned, and was held")
+        else:
             self._violated(known, f"was failed as {end.reason}")
 
     async def stuck(self, store: TaskStore, lives: dict[int, Life]) -> list[str]:
