@@ -144,6 +144,7 @@ class Database:
         try:
             if self._closed or self.is_foreign:
                 raise closed_error()
+            self._dialect.check_place()
             if self._inline_connection is None:
                 self._inline_connection = self._engine.raw_connection()
                 self._inline_connection.driver_connection.execute(f"PRAGMA busy_timeout={INLINE_TIMEOUT_MS}")
@@ -337,6 +338,7 @@ class Database:
                     raise _CommitUnknownError(ran) from error
                 self._roll_back(connection)
                 raise cause from error
+            self._dialect.check_place()  # what went into a file without a name is not stored
             return ran
 
     def _roll_back(self, connection: Any) -> None:
@@ -370,6 +372,7 @@ class Database:
         self._check_process()
         if self._disposed:
             raise closed_error()
+        self._dialect.check_place()
         keeps = getattr(self._kept, "keeps", False)
         pooled = self._kept.pooled if keeps else None
         if pooled is None:

@@ -74,6 +74,10 @@ class Dialect(ABC):
         """Check the database on the first connection, and unless for an observer set it up."""
 
     @abstractmethod
+    def check_place(self) -> None:
+        """Refuse to go on when the database is not where it was opened any more."""
+
+    @abstractmethod
     def transaction_id(self, connection: Any) -> int | None:
         """Ask for the id of the open transaction; None if it wrote nothing, or if its COMMIT cannot get lost."""
 
@@ -122,6 +126,7 @@ class Sqlite(Dialect):
         self._path = os.path.abspath(url.database or "") if self.shared else ":memory:"
         self.label = f"the SQLite database {self._path}" if self.shared else "the in-memory SQLite database"
         self.reads_inline = self.threads_keep_connections = self.shared
+        self._opened: tuple[int, int] | None = None  # which file it was, once it has been opened
         if not self.shared:
             self.readers = 0  # the database lives on the writer's connection
 
@@ -199,6 +204,24 @@ class Sqlite(Dialect):
             connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
         except sqlite3.Error as error:
             raise self.unreachable(error) from error
+        self._opened = self._identify()
+
+    def check_place(self) -> None:
+        # SQLite goes on in a file that has no name any more, and all of it is gone when the last process closes it.
+        # Connections that are opened later would meet another file under the same name.
+        if self._opened is not None and self._identify() != self._opened:
+            raise DatabaseUnavailableError(
+                f"{self.label} was deleted or replaced while it was open; nothing is stored in what is left of it. "
+                "Close the store, and open it again."
+            )
+
+    def _identify(self) -> tuple[int, int] | None:
+        # By its name alone: to open the file and close it again would drop SQLite's own locks.
+        try:
+            found = os.stat(self._path)
+        except OSError:
+            return None
+        return (found.st_dev, found.st_ino) if self.shared else None
 
     def transaction_id(self, connection: Any) -> int | None:
         return None
@@ -309,6 +332,9 @@ class Postgres(Dialect):
             raise DatabaseUnavailableError(f"{self.label} runs a version before 12; upgrade the server.")
         if connection.execute("SHOW fsync").fetchone()[0] != "on":
             logger.warning("%s has fsync off: a power loss can lose or damage everything; set fsync = on.", self.label)
+
+    def check_place(self) -> None:
+        """Leave it to the server, which is asked anew with each connection."""
 
     def transaction_id(self, connection: Any) -> int | None:
         found: int | None = connection.execute("SELECT txid_current_if_assigned()").fetchone()[0]

@@ -6,14 +6,14 @@ import sqlite3
 import stat
 import tempfile
 import threading
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AsyncExitStack, closing, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import text
+from sqlalchemy import make_url, text
 
 from taskstore import AuthContext, DatabaseUnavailableError, StoreOptions, TaskStore, dialects
 from taskstore.database import Database
@@ -492,6 +492,69 @@ def test_eight_processes_may_open_a_new_file_at_once(tmp_path: Path) -> None:
 
     assert ended == [(0, "", "")] * 8
     assert value(url, "SELECT count(*) FROM taskstore_tasks WHERE status = 'completed'") == 8
+
+
+# --- the file is deleted or replaced under an open store
+
+
+def unlink(path: Path) -> None:
+    for suffix in ("", "-wal", "-shm"):
+        path.with_name(path.name + suffix).unlink(missing_ok=True)
+
+
+def replace(path: Path) -> None:
+    """Put another, valid database in its place, as a restored backup would be."""
+    other = path.with_name("backup.db")
+    Database(f"sqlite:///{other}").close()
+    unlink(path)
+    other.replace(path)
+
+
+@pytest.mark.parametrize("lose", [unlink, replace])
+async def test_nothing_is_acknowledged_in_a_file_that_was_deleted_or_replaced(
+    sqlite_url: str, lose: Callable[[Path], None]
+) -> None:
+    """SQLite goes on writing to a file without a name; all that it was told is gone with the process."""
+    path = Path(make_url(sqlite_url).database or "")
+    async with TaskStore.open(sqlite_url) as store:
+        task = await store.create_task(auth=ALICE)
+        await store.get_task(task.task_id, auth=ALICE)
+        lose(path)
+        left = {each.name for each in path.parent.iterdir()}
+
+        for call in (
+            store.create_task(auth=ALICE),
+            store.handle(task).complete("done"),
+            store.get_task(task.task_id, auth=ALICE),
+            store.list_tasks(auth=ALICE),
+            store.recover(),
+        ):
+            with pytest.raises(DatabaseUnavailableError, match="deleted or replaced"):
+                await call
+
+    assert {each.name for each in path.parent.iterdir()} == left
+
+
+async def test_what_was_being_written_while_the_file_was_deleted_is_not_acknowledged(sqlite_url: str) -> None:
+    """The file was there when the transaction began, and COMMIT succeeds."""
+    path = Path(make_url(sqlite_url).database or "")
+    with closing(Database(sqlite_url)) as opened, pytest.raises(DatabaseUnavailableError, match="deleted or replaced"):
+        opened.write(lambda transaction: unlink(path)).result()
+
+
+async def test_a_store_that_lost_its_file_leaves_the_new_one_alone_when_it_closes(sqlite_url: str) -> None:
+    """Closing folds a write-ahead log into its database; the one under that name belongs to another now."""
+    path = Path(make_url(sqlite_url).database or "")
+    async with AsyncExitStack() as old:
+        await old.enter_async_context(TaskStore.open(sqlite_url))
+        unlink(path)
+        async with TaskStore.open(sqlite_url) as new:
+            task = await new.create_task(auth=ALICE)
+            await old.aclose()
+            await new.handle(task).complete("done")
+
+    assert value(sqlite_url, "SELECT count(*) FROM taskstore_tasks WHERE status = 'completed'") == 1
+    assert value(sqlite_url, "PRAGMA integrity_check") == "ok"
 
 
 # --- locks of others
