@@ -126,7 +126,7 @@ class Sqlite(Dialect):
         self._path = os.path.abspath(url.database or "") if self.shared else ":memory:"
         self.label = f"the SQLite database {self._path}" if self.shared else "the in-memory SQLite database"
         self.reads_inline = self.threads_keep_connections = self.shared
-        self._opened: tuple[int, int] | None = None  # which file it was, once it has been opened
+        self._opened: tuple[int, int] | None = None  # which file it is; None until there is one
         if not self.shared:
             self.readers = 0  # the database lives on the writer's connection
 
@@ -137,6 +137,7 @@ class Sqlite(Dialect):
             )
         if self.shared:
             self._check_path()
+            self._opened = self._identify()
         engine = create_engine(
             URL.create("sqlite", database=self._path),
             poolclass=None if self.shared else StaticPool,
@@ -204,7 +205,8 @@ class Sqlite(Dialect):
             connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
         except sqlite3.Error as error:
             raise self.unreachable(error) from error
-        self._opened = self._identify()
+        if self.shared and self._opened is None:
+            self._opened = self._identify()  # it is new
 
     def check_place(self) -> None:
         # SQLite goes on in a file that has no name any more, and all of it is gone when the last process closes it.
@@ -221,7 +223,7 @@ class Sqlite(Dialect):
             found = os.stat(self._path)
         except OSError:
             return None
-        return (found.st_dev, found.st_ino) if self.shared else None
+        return found.st_dev, found.st_ino
 
     def transaction_id(self, connection: Any) -> int | None:
         return None

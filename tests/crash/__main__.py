@@ -12,7 +12,7 @@ from pathlib import Path
 
 from .laboratory import MACHINE_LOST, Laboratory, Plan, Report
 from .machine import can_have_another
-from .outages import Ground, can_mount, postgres_ground, sqlite_ground
+from .outages import LOSSES, Ground, can_mount, postgres_ground, sqlite_ground
 from .report import line, table, to_json
 
 DISK_FULL = "disk-full"
@@ -28,7 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.exit("A disk that gets full takes a file system to mount, and only root may do that.")
     print(f"seed {seed}, files in {folder}", file=sys.stderr, flush=True)
     with _ground(asked.url, folder, small_disk=small_disk) as ground:
-        allowed = {*ground.outages, *([MACHINE_LOST] if can_have_another() else [])}
+        allowed = {*ground.outages, *(LOSSES if ground.path else ()), *([MACHINE_LOST] if can_have_another() else ())}
         outages = sorted(allowed) if "all" in asked.outages else asked.outages
         unknown = set(outages) - allowed
         if unknown:

@@ -33,6 +33,8 @@ class Life:
     Attributes:
         ended_at: Just before the signal that ended it, or its own note that it reached a deadly fail point.
         told_to_end: Whether it was asked to close its store and go.
+        opened_at: When it opened its store.
+        acknowledged_at: When it last heard that something is stored.
         suspensions: From when until when it was stopped, each time; None is until now.
     """
 
@@ -44,6 +46,8 @@ class Life:
     ended_at: int | None = None
     gone: bool = False
     told_to_end: bool = False
+    opened_at: int | None = None
+    acknowledged_at: int | None = None
     suspensions: list[tuple[int, int | None]] = field(default_factory=list)
 
 
@@ -73,6 +77,13 @@ class Checker:
         self._read: dict[int, int] = defaultdict(int)
         self._settled: dict[str, tuple[str, int]] = {}  # id of a checked finished task: status and version
         self._names: dict[str, str] = {}
+
+    def anew(self) -> "Checker":
+        """Begin again with another database; counts and violations stay."""
+        checker = Checker()
+        checker.violations, checker.counts, checker.complaints = self.violations, self.counts, self.complaints
+        checker.longest_recovery_ms, checker._read = self.longest_recovery_ms, self._read
+        return checker
 
     def read_logs(self, lives: Iterable[Life]) -> None:
         """Take in what the lives have written since the last time."""
@@ -107,7 +118,10 @@ class Checker:
             self.complaints[record["error"]] += 1
         elif did == "opened":
             self.counts["opened"] += 1
+            life.opened_at = record["at"]
         elif did != "closed":
+            if did in ("created", "finished", "deleted"):
+                life.acknowledged_at = record["at"]
             self._take_about_task(life, did, record)
 
     def _take_about_task(self, life: Life, did: str, record: dict[str, Any]) -> None:

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from taskstore import DatabaseUnavailableError, TaskStore
+from taskstore import DatabaseUnavailableError, SchemaError, TaskStore
 from taskstore.store import open_observer
 
 from . import points
 from .invariants import Checker, Life
 from .machine import Machine, can_have_another
-from .outages import Ground
+from .outages import LOSSES, Ground
 from .report import Report
 from .workload import LEASE, options
 
@@ -26,6 +26,8 @@ from .workload import LEASE, options
 PATIENCE_SECONDS = LEASE.total_seconds() + 30
 _END_SECONDS = 60.0
 MACHINE_LOST = "machine-lost"
+# Within so long after the loss of its file a store has noticed, and in twice the time it would have gone on.
+_LOSS_SECONDS = 1.5
 
 
 @dataclass(frozen=True)
@@ -86,7 +88,11 @@ class Laboratory:
                 await self._disturb(min(self._plan.round_seconds, left), began)
                 if outages:
                     outages.append(outages.pop(0))
-                    await self._outage(outages[-1], began)
+                    if outages[-1] in LOSSES:
+                        await self._calm(began)
+                        await self._lose_file(outages[-1], began)
+                    else:
+                        await self._outage(outages[-1], began)
                 await self._calm(began)
             await self._end()
         finally:
@@ -151,11 +157,12 @@ class Laboratory:
         return random.Random(f"{self._plan.seed}/{life.number}/{len(life.suspensions)}")
 
     def _hear(self, machine: Machine, message: dict[str, Any]) -> None:
+        lives = list(self._lives.values())
         if "started" in message:
-            self._lives[message["started"]].pid = message["pid"]
+            lives[message["started"]].pid = message["pid"]
             return
         pid = message.get("stopped", message.get("ended"))
-        life = next(life for life in self._running.values() if life.pid == pid and self._machine(life) is machine)
+        life = next(life for life in lives if life.pid == pid and not life.gone and self._machine(life) is machine)
         if "stopped" in message:
             life.suspensions.append((_now(), None))
             seconds = self._fate(life).choice([0.05, 0.3, 1.0, 1.0, 1.5 * LEASE.total_seconds()])
@@ -167,7 +174,7 @@ class Laboratory:
             life.ended_at = _now()
             if not life.told_to_end or message["code"] != 0:
                 self._checker.violations.append(f"life {life.number} ended by itself with {message['code']}")
-        if not self._closing:
+        if not self._closing and self._running.get(life.slot) is life:
             self._later(self._fate(life).uniform(0, 0.3), lambda: self._start_life(life.slot))
 
     def _later(self, seconds: float, act: Callable[[], None]) -> None:
@@ -248,6 +255,36 @@ class Laboratory:
             if self._machine(life) is lost:
                 self._start_life(slot)
 
+    async def _lose_file(self, name: str, began: float) -> None:
+        """Take the file away from under all stores: none may go on in it, and what comes after is as good as new."""
+        assert self._ground.path is not None
+        self.report.counts[f"outage: {name}"] += 1
+        self._checker.read_logs(self._lives.values())
+        before = [life for life in self._running.values() if not life.gone]
+        robbed = [life for life in before if life.opened_at is not None]
+        LOSSES[name](self._ground.path)
+        lost_at = _now()
+        await asyncio.sleep(2 * _LOSS_SECONDS)
+        # Nothing that was acknowledged before is left; those who know of it end while others begin anew.
+        self._checker.read_logs(self._lives.values())
+        self._checker = self._checker.anew()
+        self._running = {}
+        for slot in range(self._plan.processes):
+            self._start_life(slot)
+        for life in before:
+            if not life.gone and life.ended_at is None:
+                life.told_to_end = True
+                self._resume(life)
+                self._signal(life, signal.SIGTERM)
+        await self._disturb(2 * _LOSS_SECONDS, began)
+        self._checker.read_logs(before)
+        for life in robbed:
+            late = (life.acknowledged_at or 0) - lost_at
+            if late > _LOSS_SECONDS * 1000:
+                self._checker.violations.append(
+                    f"life {life.number} heard that something was stored {late} ms after its file was gone"
+                )
+
     # --- the checks
 
     async def _calm(self, began: float) -> None:
@@ -261,16 +298,16 @@ class Laboratory:
         self._look(began)
 
     def _resume_all(self) -> None:
-        for life in self._running.values():
+        for life in self._lives.values():
             self._resume(life)
 
     async def _until_nothing_is_stuck(self, began: float) -> None:
         """Wait for the verdicts over the tasks of dead processes, at most as long as those may take."""
         ends = time.monotonic() + PATIENCE_SECONDS
-        stuck: list[str] = []
+        stuck = ["none could be read"]
         while time.monotonic() < ends:
             self._checker.read_logs(self._lives.values())
-            with suppress(DatabaseUnavailableError):
+            with suppress(DatabaseUnavailableError, SchemaError):  # not back yet, or not there yet
                 async with open_observer(self._ground.url, options=options(self._plan.seed)) as store:
                     stuck = await self._checker.stuck(store, self._lives)
                 if not stuck:
@@ -283,14 +320,15 @@ class Laboratory:
         """End every worker in good order, and check once more, all of it."""
         self._closing = True
         ends = time.monotonic() + _END_SECONDS
-        while any(not life.gone for life in self._running.values()):
-            for life in self._running.values():
+        everybody = list(self._lives.values())
+        while any(not life.gone for life in everybody):
+            for life in everybody:
                 if life.pid is not None and not life.told_to_end and not life.gone:
                     life.told_to_end = True
                     self._signal(life, signal.SIGTERM)
             self._resume_all()
             if time.monotonic() > ends:
-                left = [life.number for life in self._running.values() if not life.gone]
+                left = [life.number for life in everybody if not life.gone]
                 self._checker.violations.append(f"lives {left} do not end {_END_SECONDS:.0f} s after SIGTERM")
                 break
             await asyncio.sleep(0.1)
@@ -302,7 +340,7 @@ class Laboratory:
 
     def _look(self, began: float) -> None:
         checker, report = self._checker, self.report
-        checker.read_logs(life for life in self._running.values())
+        checker.read_logs(self._running.values())
         own = Counter({name: number for name, number in report.counts.items() if name not in checker.counts})
         report.counts = own + checker.counts
         report.unavailable, report.violations = checker.complaints, checker.violations

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from sqlalchemy import make_url
 
+from taskstore.migrate import upgrade
 from taskstore.testing import PostgresServer
 
 from .workload import LEASE
@@ -53,6 +54,22 @@ def sqlite_ground(folder: Path, *, small_disk: bool = False) -> Iterator[Ground]
         if disk is not None:
             outages["disk-full"] = disk.fill
         yield Ground("sqlite", f"sqlite:///{path}", outages, path)
+
+
+def _delete(path: Path) -> None:
+    for suffix in ("", "-wal", "-shm"):
+        path.with_name(path.name + suffix).unlink(missing_ok=True)
+
+
+def _replace(path: Path) -> None:
+    other = path.with_name("other.db")
+    upgrade(f"sqlite:///{other}")
+    _delete(path)
+    other.replace(path)
+
+
+LOSSES: Mapping[str, Callable[[Path], None]] = {"file-deleted": _delete, "file-replaced": _replace}
+"""Ways to lose a SQLite database while stores have it open, and all that it held."""
 
 
 def _hold_sqlite(path: Path) -> None:
