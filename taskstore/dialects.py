@@ -332,7 +332,11 @@ class Postgres(Dialect):
     def prepare(self, connection: Any, observer: bool) -> None:
         if connection.info.server_version < 120000:
             raise DatabaseUnavailableError(f"{self.label} runs a version before 12; upgrade the server.")
-        if connection.execute("SHOW fsync").fetchone()[0] != "on":
+        try:
+            fsync = connection.execute("SHOW fsync").fetchone()[0]
+        except self.driver_error as error:
+            raise self.classify(error, connection) from error
+        if fsync != "on":
             logger.warning("%s has fsync off: a power loss can lose or damage everything; set fsync = on.", self.label)
 
     def check_place(self) -> None:

@@ -485,6 +485,29 @@ async def test_waiters_survive_the_loss_of_any_connection_they_depend_on(
     assert (await asyncio.wait_for(waiting, PATIENCE_SECONDS)).status == "completed"
 
 
+@pytest.mark.parametrize("where", [Cut.BEFORE, Cut.AFTER], ids=lambda where: where.name.lower())
+async def test_an_open_that_loses_a_connection_succeeds_or_says_that_the_database_is_away(
+    postgres_url: str, proxy: Proxy, where: Cut
+) -> None:
+    """Seen in the crash laboratory: the driver's own error came out, and servers that retry an outage ended."""
+    outcomes = []
+    for sent in range(200):
+        cuts = proxy.cuts
+        proxy.cut(where, message=b"", skip=sent)
+        try:
+            async with TaskStore.open(proxy.url, options=StoreOptions(upkeep=False)):
+                proxy.disarm()
+        except DatabaseUnavailableError:
+            outcomes.append("away")
+        else:
+            outcomes.append("open")
+        if proxy.cuts == cuts:
+            break  # the open sends no more than that
+
+    assert outcomes[-1] == "open"
+    assert "away" in outcomes
+
+
 async def test_a_store_closes_although_its_server_is_gone(postgres_url: str, proxy: Proxy) -> None:
     """A shutdown during an outage neither hangs nor raises; the others find its tasks when they judge it dead."""
     async with TaskStore.open(proxy.url, options=StoreOptions(upkeep=False)) as store:
