@@ -106,6 +106,10 @@ class Database:
         self._inline = threading.Lock()
         self._inline_connection: Any = None
 
+    def lock_path(self, instance_id: str) -> str | None:
+        """Name the file whose lock shows that an instance lives; None where no file is shared."""
+        return self._dialect.lock_path(instance_id)
+
     def write(self, unit: Unit[T]) -> "Future[T]":
         """Hand a unit to the writer; the future has its value after COMMIT."""
         self._check_process()

@@ -73,6 +73,10 @@ class Dialect(ABC):
     def prepare(self, connection: Any, observer: bool) -> None:
         """Check the database on the first connection, and unless for an observer set it up."""
 
+    def lock_path(self, instance_id: str) -> str | None:
+        """Name the file whose lock shows that an instance lives, where files are shared by all that can see it."""
+        return None
+
     @abstractmethod
     def check_place(self) -> None:
         """Refuse to go on when the database is not where it was opened any more."""
@@ -127,6 +131,7 @@ class Sqlite(Dialect):
         self.label = f"the SQLite database {self._path}" if self.shared else "the in-memory SQLite database"
         self.reads_inline = self.threads_keep_connections = self.shared
         self._opened: tuple[int, int] | None = None  # which file it is; None until there is one
+        self._is_remote = False
         if not self.shared:
             self.readers = 0  # the database lives on the writer's connection
 
@@ -177,7 +182,8 @@ class Sqlite(Dialect):
                     "beside it; make both writable, or put the database elsewhere."
                 )
         file_system = file_system_of(self._path)
-        if file_system in _NETWORK_FILE_SYSTEMS:
+        self._is_remote = file_system in _NETWORK_FILE_SYSTEMS
+        if self._is_remote:
             logger.warning(
                 "%s lies on a network file system (%s), where SQLite's locks and WAL cannot be trusted; "
                 "put it on a local disk, or use PostgreSQL.",
@@ -207,6 +213,12 @@ class Sqlite(Dialect):
             raise self.unreachable(error) from error
         if self.shared and self._opened is None:
             self._opened = self._identify()  # it is new
+
+    def lock_path(self, instance_id: str) -> str | None:
+        # On a network file system the lock may be known to one machine alone, or to none.
+        if not self.shared or self._is_remote:
+            return None
+        return f"{self._path}-{instance_id}.lock"
 
     def check_place(self) -> None:
         # SQLite goes on in a file that has no name any more, and all of it is gone when the last process closes it.

@@ -3,6 +3,10 @@
 An instance on this machine is judged by the process table, and never by age. One on another machine is dead only
 when this judge has itself watched its beat stay unchanged for that instance's whole lease, by the judge's own
 monotonic clock. So no clock is compared with another one, and an outage of the database kills nobody.
+
+In between is the other container on this machine: under the same kernel, but with a process table that is not ours to
+read. On SQLite each instance holds a lock on a file of its own beside the database. The kernel gives the lock up when
+the process ends, however it ends, and not before; so who gets it has proof of death.
 """
 
 import logging
@@ -10,6 +14,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import Enum
@@ -20,6 +25,9 @@ from taskstore.binding import new_instance_id
 from taskstore.clock import Clock
 from taskstore.database import Database
 from taskstore.operations import Row, Transaction
+
+if sys.platform != "win32":
+    import fcntl
 
 logger = logging.getLogger("taskstore")
 
@@ -84,6 +92,40 @@ def is_proven_dead(pid: int, start: int | None) -> bool:
     return (state in "ZX" and threads <= 1) or (start is not None and started != start)
 
 
+def hold_lock(path: str) -> int | None:
+    """Make an instance's file and lock it; return what holds the lock, or None where that is not possible."""
+    if sys.platform == "win32":
+        return None
+    try:
+        held = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+    except OSError:
+        return None  # the proof is missing then, and the lease decides
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(held)
+        return None
+    return held
+
+
+def is_lock_free(path: str) -> bool:
+    """Tell whether an instance's file is there, and nobody holds its lock."""
+    if sys.platform == "win32":
+        return False
+    try:
+        # Never made here: a file that is missing proves nothing.
+        tried = os.open(path, os.O_RDWR)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(tried, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    finally:
+        os.close(tried)
+    return True
+
+
 @dataclass(slots=True)
 class _Watch:
     beat: int
@@ -92,19 +134,24 @@ class _Watch:
 
 
 class Judge:
-    """Decides over instances, from one look at their rows to the next."""
+    """Decides over instances, from one look at their rows to the next.
 
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
+    Args:
+        lock_path: Names the file whose lock an instance holds, or None where there are none.
+    """
+
+    def __init__(self, clock: Clock, lock_path: Callable[[str], str | None]) -> None:
+        self._clock, self._lock_path = clock, lock_path
         self._watched: dict[str, _Watch] = {}
 
     def judge(self, rows: Iterable[Row]) -> dict[str, Verdict]:
         """Give the verdict over each instance; call it repeatedly, with all rows, to watch those elsewhere."""
         verdicts = {}
         for row in rows:
-            if not is_elsewhere(row):
-                dead = is_proven_dead(row["pid"], row["process_start"])
-                verdicts[row["instance_id"]] = Verdict.DEAD if dead else Verdict.ALIVE
+            if self._is_proven_dead(row):
+                verdicts[row["instance_id"]] = Verdict.DEAD
+            elif not is_elsewhere(row):
+                verdicts[row["instance_id"]] = Verdict.ALIVE
             else:
                 verdicts[row["instance_id"]] = self._watch(row)
         self._watched = {key: watch for key, watch in self._watched.items() if key in verdicts}
@@ -112,8 +159,16 @@ class Judge:
 
     def is_silent_or_dead(self, row: Row) -> bool:
         """Tell whether one instance is proven dead, or has not beaten for its lease, wherever it is; as ``judge``."""
-        silent = self._watch(row) is Verdict.DEAD
-        return silent or (not is_elsewhere(row) and is_proven_dead(row["pid"], row["process_start"]))
+        return self._watch(row) is Verdict.DEAD or self._is_proven_dead(row)
+
+    def _is_proven_dead(self, row: Row) -> bool:
+        """Look for a proof, which needs no waiting: in the process table, or by the lock of a neighbour container."""
+        if not is_elsewhere(row):
+            return is_proven_dead(row["pid"], row["process_start"])
+        here, path = machine_id(), self._lock_path(row["instance_id"])
+        # The first part of a machine id is the boot of its kernel; a lock is known to one kernel alone.
+        same_kernel = here is not None and row["machine_id"].partition("/")[0] == here.partition("/")[0]
+        return same_kernel and path is not None and is_lock_free(path)
 
     def _watch(self, row: Row) -> Verdict:
         now, lease = self._clock.monotonic(), row["lease_ms"] / 1000
@@ -161,6 +216,7 @@ class Instance:
         self._on_evicted = on_evicted
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
+        self._lock: int | None = None
         self.instance_id = ""
 
     def start(self) -> None:
@@ -178,8 +234,18 @@ class Instance:
         if self._thread is not None:
             self._thread.join()
 
+    def unlock(self) -> None:
+        """Give up the lock that shows that this instance lives; the last thing, since others then decide over it."""
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
     def _register(self) -> None:
         instance_id, pid = new_instance_id(), os.getpid()
+        # Before the row, which others judge by it.
+        path = self._database.lock_path(instance_id)
+        self.unlock()
+        self._lock = None if path is None else hold_lock(path)
         row = {
             "instance_id": instance_id,
             "name": self._name,
@@ -230,7 +296,12 @@ def release(database: Database, instance_id: str) -> bool:
     """Delete an instance's row unless a live task names it; tell whether it is gone."""
     # fail point: before-release
     unit = partial(_release, instance_id=instance_id)
-    return database.write(unit).result()
+    released = database.write(unit).result()
+    path = database.lock_path(instance_id)
+    if released and path is not None:
+        with suppress(OSError):
+            os.unlink(path)
+    return released
 
 
 def _release(transaction: Transaction, instance_id: str) -> bool:

@@ -37,7 +37,7 @@ class UpkeepTurn:
     """
 
     def __init__(self, database: Database, clock: Clock) -> None:
-        self._database, self._judge = database, Judge(clock)
+        self._database, self._judge = database, Judge(clock, database.lock_path)
 
     def is_mine(self, instance_id: str) -> bool:
         """Tell whether it is this instance's turn; take the turn when its holder is gone."""
@@ -72,7 +72,7 @@ class Recovery:
     def __init__(self, database: Database, options: StoreOptions, *, on_change: Callable[[str], None]) -> None:
         self._database, self._options, self._on_change = database, options, on_change
         self._clock, self._rules = options.clock, options.rules()
-        self._judge = Judge(options.clock)
+        self._judge = Judge(options.clock, database.lock_path)
         self._one_at_a_time = threading.Lock()
 
     def recover(self, writer: str, *, progress: Callable[[int], None] = lambda recovered: None) -> RecoveryReport:

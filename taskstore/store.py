@@ -204,6 +204,8 @@ class _Parts:
         except DatabaseUnavailableError as error:
             logger.warning("The store is closed without a last word to its database: %s", error)
         finally:
+            if self.instance is not None:
+                self.instance.unlock()
             self.waiting.close()
             self.database.close()
 
@@ -682,7 +684,7 @@ class OperatorView:
 
         revision = await parts.database.read_soon(parts.database.read_revision)
         counts, held_by, instances = await parts.read_unit(look, snapshot=True)
-        verdicts = Judge(parts.clock).judge(instances)
+        verdicts = Judge(parts.clock, parts.database.lock_path).judge(instances)
         return Health(
             database=parts.database.label,
             revision=revision or "",

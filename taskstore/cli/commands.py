@@ -371,7 +371,7 @@ def _look_for_orphans(database: Database) -> tuple[int, int]:
         return read_instances(transaction), transaction.rows(statements.HELD_BY, {})
 
     instances, held_by = database.read(look, snapshot=True).result()
-    verdicts = Judge(SYSTEM).judge(instances)
+    verdicts = Judge(SYSTEM, database.lock_path).judge(instances)
     orphans = sum(row["held"] for row in held_by if verdicts.get(row["instance_id"], Verdict.DEAD) is Verdict.DEAD)
     return orphans, sum(verdict is Verdict.UNKNOWN for verdict in verdicts.values())
 

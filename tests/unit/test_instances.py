@@ -32,7 +32,7 @@ def clock() -> ManualClock:
 @pytest.fixture
 def judge(clock: ManualClock) -> Judge:
     """A judge that has not looked yet."""
-    return Judge(clock)
+    return Judge(clock, lambda instance_id: None)
 
 
 @pytest.fixture
