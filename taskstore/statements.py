@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from sqlalchemy import (
+    JSON,
     BigInteger,
     Boolean,
     ColumnElement,
@@ -354,11 +355,10 @@ OPERATOR_LIST = (
     .limit(_number("limit"))
 )
 
-# What the shared poll of all waiters asks; ids beyond those waited for repeat the last one.
-WATCH_SIZE = 100
-WATCH = select(tasks.c.task_id, tasks.c.version).where(
-    tasks.c.task_id.in_([_text(f"id_{position}") for position in range(WATCH_SIZE)])
-)
+# What the shared poll of all waiters asks, however many they are: the ids are the keys of one JSON object, since
+# json_each of an object is the one function with a name and a column that both databases have.
+_WAITED_FOR = func.json_each(bindparam("waited_for", type_=JSON)).table_valued("key")
+WATCH = select(tasks.c.task_id, tasks.c.version).where(tasks.c.task_id.in_(select(_WAITED_FOR.c.key)))
 
 # --- events and inputs
 

@@ -3,6 +3,7 @@
 No connection is held for a waiter. The thread and its one connection serve all of them, and only while somebody waits.
 """
 
+import json
 import logging
 import threading
 from collections import defaultdict
@@ -18,12 +19,12 @@ from taskstore.database import Database
 from taskstore.dialects import ChangeFeed
 from taskstore.errors import DatabaseUnavailableError, TaskStoreError
 from taskstore.operations import Transaction
-from taskstore.statements import WATCH_SIZE
 
 logger = logging.getLogger("taskstore")
 
 # How long the thread stays when the last waiter has gone: another one usually comes soon.
 LINGER = timedelta(seconds=5)
+RETRY = timedelta(seconds=1)
 
 
 class Waiter:
@@ -120,9 +121,11 @@ class Waiting:
                 with self._database.change_feed() as feed:
                     self._serve(feed)
                     return
-            except TaskStoreError as error:  # whatever it is, the waiters must not be left without a poll
+            except TaskStoreError as error:
                 logger.warning("Cannot look for changes by other processes, trying again: %s", error)
-                self._stop.wait(1.0)
+            except Exception:  # whatever it is, the waiters must not be left without a poll
+                logger.exception("Looking for changes by other processes failed, and is tried again.")
+            self._stop.wait(RETRY.total_seconds())
 
     def _serve(self, feed: ChangeFeed) -> None:
         """Wake waiters until nobody has waited for a while, or the store closes."""
@@ -140,14 +143,11 @@ class Waiting:
                     return
             for task_id in noticed:
                 self.notify(task_id)
-            if anything:
-                for start in range(0, len(waited), WATCH_SIZE):
-                    self._wake_changed(waited[start : start + WATCH_SIZE])
+            if waited:
+                self._wake_changed(waited)
 
     def _wake_changed(self, waited: list[tuple[str, list[Waiter]]]) -> None:
-        ids = [task_id for task_id, _ in waited]
-        ids += ids[-1:] * (WATCH_SIZE - len(ids))
-        params = {f"id_{position}": task_id for position, task_id in enumerate(ids)}
+        params = {"waited_for": json.dumps(dict.fromkeys(task_id for task_id, _ in waited))}
 
         def read(transaction: Transaction) -> dict[str, int]:
             return {row["task_id"]: row["version"] for row in transaction.rows(statements.WATCH, params)}

@@ -77,4 +77,6 @@ def _example(kind: str) -> object:
     """Give a value that a column of this type takes; the plan does not depend on which."""
     if "INT" in kind:
         return 1
+    if kind == "JSON":
+        return '{"x": null}'
     return "x" if kind in {"TEXT", "VARCHAR"} else None

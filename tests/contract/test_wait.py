@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import json
 from datetime import timedelta
 
 import psycopg
@@ -17,7 +18,9 @@ from taskstore import (
     TaskStore,
     database,
     dialects,
+    statements,
 )
+from taskstore import waiting as waiting_module
 from taskstore.binding import notice
 
 from .conftest import ALICE
@@ -110,16 +113,66 @@ async def test_waiters_leave_nothing_behind(store):
     assert not store._parts.waiting._waiters
 
 
-async def test_more_waiters_than_one_query_holds_all_wake(store, peer):
-    tasks = [await store.create_task(auth=ALICE) for _ in range(130)]
+async def test_a_thousand_waiters_cost_one_query_a_look(store, peer, monkeypatch):
+    """A server may have as many clients that wait; a query for each part of them would keep the database busy."""
+    looks, asked = [], []
+    for feed in (dialects.DataVersion, dialects.Listen):
+
+        def wait(self, stop, wait=feed.wait):
+            news = wait(self, stop)
+            looks.append(news)
+            return news
+
+        monkeypatch.setattr(feed, "wait", wait)
+
+    def rows(self, statement, params, rows=database._Transaction.rows):
+        if statement is statements.WATCH:
+            asked.append(json.loads(params["waited_for"]).keys())
+        return rows(self, statement, params)
+
+    tasks = await asyncio.gather(*(store.create_task(auth=ALICE) for _ in range(1000)))
     waiters = [asyncio.create_task(peer.wait_for_task(task.task_id, auth=ALICE, timeout=LONG)) for task in tasks]
     for task in tasks:
         await waiting(peer, task.task_id, 1)
+    looks.clear()
+    monkeypatch.setattr(database._Transaction, "rows", rows)
 
+    await store.handle(tasks[0]).progress(1)
+    async with asyncio.timeout(20):
+        while not asked:  # noqa: ASYNC110  a look tells nobody
+            await asyncio.sleep(0.01)
+    queries, all_looks = list(asked), len(looks)
     await asyncio.gather(*(store.handle(task).complete({}) for task in tasks))
+    woken = await asyncio.wait_for(asyncio.gather(*waiters), 30)
 
-    woken = await asyncio.wait_for(asyncio.gather(*waiters), 20)
+    assert {len(ids) for ids in queries} == {1000}
+    assert len(queries) <= all_looks + 1  # one more for a look that was under way when counting began
     assert all(task.status is TaskStatus.COMPLETED for task in woken)
+
+
+async def test_a_look_that_fails_for_whatever_reason_is_tried_again(store, peer, monkeypatch, caplog):
+    """Without the thread that looks, nobody who waits for another process's task would ever wake."""
+    failures = []
+    for feed in (dialects.DataVersion, dialects.Listen):
+
+        def wait(self, stop, wait=feed.wait):
+            if len(failures) < 2:
+                failures.append(self)
+                raise RuntimeError("what nobody thought of")
+            return wait(self, stop)
+
+        monkeypatch.setattr(feed, "wait", wait)
+    monkeypatch.setattr(waiting_module, "RETRY", timedelta(milliseconds=1))
+    task = await store.create_task(auth=ALICE)
+    waiter = asyncio.create_task(peer.wait_for_task(task.task_id, auth=ALICE, timeout=LONG))
+    async with asyncio.timeout(10):
+        while len(failures) < 2:  # noqa: ASYNC110  the thread tells nobody but the log
+            await asyncio.sleep(0.01)
+
+    await store.handle(task).complete({})
+
+    assert (await asyncio.wait_for(waiter, 10)).status is TaskStatus.COMPLETED
+    assert "what nobody thought of" in caplog.text
 
 
 async def test_recovery_and_cancel_wake_waiters_too(store, peer, crash):
