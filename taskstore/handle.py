@@ -427,11 +427,18 @@ class TaskHandle:
         with self._host.waiting.waiter(self.task_id) as waiter:
             while True:
                 change = waiter.next_change()
-                task = await self._host.read_unit(partial(unit, call=self._host.operator_call()))
+                call = self._host.operator_call()
+                task = await self._host.read_unit(partial(unit, call=call))
                 if task.is_finished or self._stop_work:
                     return
+                if operations.is_due(task, call):
+                    await self._host.write_unit(partial(operations.end_if_due, task_id=self.task_id, call=call))
+                    self._host.waiting.notify(self.task_id)
+                    continue
                 waiter.version = task.version
-                await asyncio.wait({asyncio.wrap_future(change)})
+                # Nobody may write anything at the ttl, and so nobody would wake this.
+                pause = operations.seconds_to_ttl(task, call)
+                await asyncio.wait({asyncio.wrap_future(change)}, timeout=pause)
 
 
 def _check_number(number: float, what: str) -> None:

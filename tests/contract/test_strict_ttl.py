@@ -140,6 +140,37 @@ async def test_a_waiter_wakes_at_the_ttl(strict, clock):
     assert (await asyncio.wait_for(waiter, 10)).status is TaskStatus.FAILED
 
 
+@pytest.mark.parametrize("ended_by", ["itself", "a peer"])
+async def test_a_tool_that_waits_for_an_answer_hears_of_the_ttl(strict, open_store, clock, ended_by):
+    """No answer is to come any more, and the tool must not wait for one for ever."""
+    task = await strict.create_task(auth=ALICE, ttl=timedelta(milliseconds=50))
+    asking = asyncio.create_task(strict.handle(task).ask({"name": {"method": "elicitation/create"}}))
+    await strict.wait_for_task(task.task_id, auth=ALICE, since_version=task.version)
+
+    clock.advance(timedelta(milliseconds=50))
+    if ended_by == "a peer":
+        peer = await open_store(ttl_policy="strict")
+        await peer.get_task(task.task_id, auth=ALICE)
+
+    with pytest.raises(TaskFinishedError) as refused:
+        await asyncio.wait_for(asking, 10)
+    assert refused.value.task.status is TaskStatus.FAILED
+    await check_ended(strict, task)
+
+
+async def test_work_is_told_to_stop_at_the_ttl(strict, clock):
+    task = await strict.create_task(auth=ALICE, ttl=timedelta(milliseconds=50))
+
+    async with strict.handle(task) as handle:
+        stopping = asyncio.create_task(handle.wait_cancelled())
+        await asyncio.sleep(0)
+        clock.advance(timedelta(milliseconds=50))
+
+        await asyncio.wait_for(stopping, 10)
+
+    await check_ended(strict, task)
+
+
 async def test_the_sweep_ends_what_is_due_and_keeps_its_verdict_for_the_retention(strict, clock):
     tasks = [await strict.create_task(auth=ALICE, ttl=MINUTE) for _ in range(120)]
     clock.advance(MINUTE)
