@@ -16,7 +16,6 @@ from pydantic import JsonValue
 
 from taskstore import operations, payload
 from taskstore.binding import Binding, shorten
-from taskstore.cipher import Cipher
 from taskstore.clock import Clock
 from taskstore.errors import (
     DatabaseUnavailableError,
@@ -70,11 +69,12 @@ class _Said:
     total: float | None = None
     message: str | None = None
 
-    def sealed(self, cipher: Cipher, task_id: str, message: str | None = None) -> Progress:
+    def sealed(self, rules: Rules, task_id: str, message: str | None = None) -> Progress:
         text = self.message if message is None else message
         if text is None:
             return Progress(self.value, self.total)
-        return Progress(self.value, self.total, cipher.seal(payload.encode(text), "tasks", "status_message", task_id))
+        encoded = rules.encode(text, "$.message")
+        return Progress(self.value, self.total, rules.cipher.seal(encoded, "tasks", "status_message", task_id))
 
 
 class TaskHandle:
@@ -146,7 +146,7 @@ class TaskHandle:
             if number is not None:
                 _check_number(number, name)
         if message is not None:
-            payload.encode(message, what="$.message")
+            self._host.rules.encode(message, "$.message")
             self._said.message = message
         if total is not None:
             self._said.total = float(total)
@@ -169,12 +169,12 @@ class TaskHandle:
         Raises:
             PayloadError: The result cannot be stored; the task is still live.
         """
-        encoded = payload.encode(result, what="$.result", limit=self._host.rules.limits.payload_bytes)
+        encoded = self._host.rules.encode(result, "$.result")
         return await self._finish(
             partial(
                 operations.complete,
                 fence=self._fence,
-                said=self._said.sealed(self._host.rules.cipher, self.task_id),
+                said=self._said.sealed(self._host.rules, self.task_id),
                 result=self._host.rules.cipher.seal(encoded, "tasks", "result", self.task_id),
                 is_error=bool(is_error),
                 outcome_digest=self._host.binding.outcome_digest("completed", encoded, bytes([bool(is_error)])),
@@ -191,12 +191,12 @@ class TaskHandle:
         error: dict[str, JsonValue] = {"code": code, "message": message}
         if data is not None:
             error["data"] = data
-        encoded = payload.encode(error, what="$.error", limit=self._host.rules.limits.payload_bytes)
+        encoded = self._host.rules.encode(error, "$.error")
         return await self._finish(
             partial(
                 operations.fail,
                 fence=self._fence,
-                said=self._said.sealed(self._host.rules.cipher, self.task_id, message),
+                said=self._said.sealed(self._host.rules, self.task_id, message),
                 error=self._host.rules.cipher.seal(encoded, "tasks", "error", self.task_id),
                 outcome_digest=self._host.binding.outcome_digest("failed", encoded),
                 call=self._host.operator_call(),
@@ -246,12 +246,12 @@ class TaskHandle:
         self._check_held("ask() its requestor, and wait for the answer")
         questions, rules = self._questions(requests), self._host.rules
         left: JsonValue = {"state": state, "asked": [question["key"] for question in questions]}
-        encoded = payload.encode(left, what="$", limit=rules.limits.payload_bytes)
+        encoded = rules.encode(left, "$")
         return await self._finish(
             partial(
                 operations.park,
                 fence=self._fence,
-                said=self._said.sealed(rules.cipher, self.task_id),
+                said=self._said.sealed(rules, self.task_id),
                 questions=questions,
                 parked=rules.cipher.seal(encoded, "tasks", "parked", self.task_id),
                 call=self._host.operator_call(),
@@ -278,11 +278,11 @@ class TaskHandle:
             raise ValueError("A question to the requestor needs at least one request.")
         # On the wire a key is never used twice in a task's life, so the tool's own gets a random tail.
         keys = {f"{payload.check_text(name, '$.key')}-{secrets.token_hex(4)}": name for name in requests}
-        cipher, limit = self._host.rules.cipher, self._host.rules.limits.payload_bytes
+        rules = self._host.rules
         questions = []
         for key, name in keys.items():
-            encoded = payload.encode(requests[name], what=f"$.{name}", limit=limit)
-            sealed = cipher.seal(encoded, "inputs", "request", self.task_id, key)
+            encoded = rules.encode(requests[name], f"$.{name}")
+            sealed = rules.cipher.seal(encoded, "inputs", "request", self.task_id, key)
             questions.append({"key": key, "name": name, "request": sealed})
         return questions
 
@@ -390,7 +390,7 @@ class TaskHandle:
 
     async def _save_progress(self) -> None:
         self._saving, self._unsaved = True, False
-        said, call = self._said.sealed(self._host.rules.cipher, self.task_id), self._host.operator_call()
+        said, call = self._said.sealed(self._host.rules, self.task_id), self._host.operator_call()
         try:
             await self._write(partial(operations.report_progress, fence=self._fence, said=said, call=call))
         except DatabaseUnavailableError as error:

@@ -90,7 +90,7 @@ class Limits:
     Attributes:
         live_tasks: Tasks that are not finished.
         stored_tasks: Tasks that are kept, finished ones included.
-        payload_bytes: Size of one request, result, error, question or answer, as JSON.
+        payload_bytes: Size of one request, result, error, message, question or answer, as JSON.
         page_size: Tasks a page of a listing.
         reads_per_minute: Calls of ``get_task``, ``get_details``, ``get_outcome`` and ``list_tasks``; counted in each
             process for itself.
@@ -136,6 +136,7 @@ class Rules:
         min_retention_ms: How long an outcome is kept after the finish, however short the task's ttl was.
         strict: Whether tasks end at their ttl even while a process works on them.
         tombstones: Whether the owner of an expired task is told that it was one.
+        repair: Whether payloads that no database holds are repaired rather than refused.
         limits: What one auth context may have and ask.
         cipher: Seals payloads, and opens them.
     """
@@ -144,8 +145,17 @@ class Rules:
     min_retention_ms: int = 900_000
     strict: bool = False
     tombstones: bool = False
+    repair: bool = False
     limits: Limits = Limits()
     cipher: Cipher = field(default_factory=Cipher)
+
+    def encode(self, value: JsonValue | Mapping[str, JsonValue], what: str) -> bytes:
+        """Encode a payload; see ``payload.encode``.
+
+        Raises:
+            PayloadError: It cannot be stored, or is too large.
+        """
+        return payload.encode(value, what=what, limit=self.limits.payload_bytes, repair=self.repair)
 
 
 @dataclass(frozen=True, slots=True)

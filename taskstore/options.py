@@ -37,6 +37,8 @@ class StoreOptions:
         ttl_policy: ``keep``: a live task outlives its ttl while a process works on it. ``strict``: it ends at its ttl.
         tombstones: Tell the owner of a bound task that it was there and expired, for so long. None: never.
         tombstone_limit: How many are kept at most, the newest.
+        payload_policy: What becomes of a payload with a value that JSON lacks. ``refuse``: ``PayloadError`` names its
+            path, and nothing is stored. ``repair``: NaN and infinities become null, lone surrogates U+FFFD.
         keys: Seal payloads at rest: 32 random bytes each. The first one seals, all of them open.
         limits: What one auth context may have and ask.
         on_recovered: Called with the tasks that a batch of recovery has decided over, after they are; on the thread
@@ -57,6 +59,7 @@ class StoreOptions:
     ttl_policy: Literal["keep", "strict"] = "keep"
     tombstones: timedelta | None = None
     tombstone_limit: int = 100_000
+    payload_policy: Literal["refuse", "repair"] = "refuse"
     binding_secret: bytes | None = field(default=None, repr=False)
     keys: Sequence[bytes] = field(default=(), repr=False)
     table_prefix: str = DEFAULT_PREFIX
@@ -78,6 +81,8 @@ class StoreOptions:
                 raise ValueError(f"{name} must be longer than nothing, not {getattr(self, name)}.")
         if self.ttl_policy not in ("keep", "strict"):
             raise ValueError(f"ttl_policy must be 'keep' or 'strict', not {self.ttl_policy!r}.")
+        if self.payload_policy not in ("refuse", "repair"):
+            raise ValueError(f"payload_policy must be 'refuse' or 'repair', not {self.payload_policy!r}.")
         if self.tombstone_limit < 1:
             raise ValueError(f"tombstone_limit must be at least 1, not {self.tombstone_limit}.")
         for name in ("default_ttl", "max_ttl", "min_retention", "tombstones"):
@@ -106,6 +111,7 @@ class StoreOptions:
             min_retention_ms=whole_milliseconds(self.min_retention),
             strict=self.ttl_policy == "strict",
             tombstones=self.tombstones is not None,
+            repair=self.payload_policy == "repair",
             limits=self.limits,
             cipher=Cipher(self.keys),
         )

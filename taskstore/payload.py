@@ -1,30 +1,42 @@
 """Payloads: JSON values to bytes and back; what cannot be stored is refused here, before any SQL."""
 
 import json
+import logging
 import math
 from collections.abc import Mapping
+from typing import Any
 
 from pydantic import JsonValue
 from pydantic_core import from_json, to_json
 
 from taskstore.errors import PayloadError
 
+logger = logging.getLogger("taskstore")
+
 MAX_DEPTH = 100
 _LARGEST_INTEGER_BITS = 13_000
 
 
-def encode(value: JsonValue | Mapping[str, JsonValue], *, what: str = "$", limit: int | None = None) -> bytes:
+def encode(
+    value: JsonValue | Mapping[str, JsonValue], *, what: str = "$", limit: int | None = None, repair: bool = False
+) -> bytes:
     """Encode a JSON value: compact UTF-8, keys in the order given.
 
     Args:
         what: Name of the value, the root of the paths in errors.
         limit: Most bytes that it may take; None is no limit.
+        repair: Whether NaN and infinities become null, and lone surrogates U+FFFD, instead of being refused; the log
+            says where.
 
     Raises:
         PayloadError: Somewhere in the value is a NaN or an infinity, a lone surrogate, a key that is no string,
             an object of another type, or nesting deeper than 100; the error names the path. Or it is too large.
     """
     refused = _refusal(value, 0)
+    if refused is not None and repair:
+        logger.warning("%s is repaired before it is stored: %s.", what + refused[0], refused[1])
+        value = _repaired(value, 0)
+        refused = _refusal(value, 0)
     if refused is not None:
         path, problem = refused
         raise PayloadError(what + path, problem)
@@ -96,6 +108,30 @@ def _refusal(value: object, depth: int) -> tuple[str, str] | None:
                 return f"[{position}]{found[0]}", found[1]
         return None
     return "", f"{type(value).__name__} is no JSON type"
+
+
+def _repaired(value: Any, depth: int) -> Any:
+    """Copy a value with what JSON or UTF-8 lacks exchanged; whatever else cannot be stored stays to be refused."""
+    if isinstance(value, str):
+        return _well_formed(value)
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if depth == MAX_DEPTH:
+        return value
+    if isinstance(value, Mapping):
+        items = {
+            _well_formed(key) if isinstance(key, str) else key: _repaired(item, depth + 1)
+            for key, item in value.items()
+        }
+        return items if len(items) == len(value) else value  # two keys became one: an item would be lost
+    if isinstance(value, list | tuple):
+        return [_repaired(item, depth + 1) for item in value]
+    return value
+
+
+def _well_formed(text: str) -> str:
+    # By way of UTF-16, the two halves of one character find together; only those without the other one are lost.
+    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
 def _scalar_problem(value: object) -> str | None:

@@ -335,7 +335,7 @@ class TaskStore:
         if parent_task_id is not None:
             values["parent_task_id"] = _checked(parent_task_id)
         if caller is not None:
-            encoded = self._encode(caller, "$.caller")
+            encoded = parts.rules.encode(caller, "$.caller")
             values["caller"] = parts.rules.cipher.seal(encoded, "tasks", "caller", values["task_id"])
         if idempotency_key is not None:
             if auth is None:
@@ -462,7 +462,7 @@ class TaskStore:
         parts = self._parts
         details = await _read_details(parts, task_id, parts.call(auth))
         encoded = {
-            key: parts.rules.cipher.seal(self._encode(response, f"$.{key}"), "inputs", "response", task_id, key)
+            key: parts.rules.cipher.seal(parts.rules.encode(response, f"$.{key}"), "inputs", "response", task_id, key)
             for key, response in responses.items()
             if key in details.input_requests
         }
@@ -578,14 +578,11 @@ class TaskStore:
             "attempt": 1,
             "crashes": 0,
             "version": 1,
-            "request": None if request is None else self._encode(request, "$.request"),
+            "request": None if request is None else parts.rules.encode(request, "$.request"),
         }
         if not parts.writer:
             raise LeaseLostError(row["task_id"])
         return row
-
-    def _encode(self, value: JsonValue | Mapping[str, JsonValue], what: str) -> bytes:
-        return payload.encode(value, what=what, limit=self._parts.rules.limits.payload_bytes)
 
     def _idempotency(self, key: str, values: Row) -> Row:
         binding = self._parts.binding

@@ -184,6 +184,29 @@ async def test_a_result_that_cannot_be_stored_leaves_the_task_live(store):
     assert (await handle.fail("the result holds a NaN")).status is TaskStatus.FAILED
 
 
+async def test_what_json_lacks_is_repaired_where_the_store_is_told_to(open_store, peer):
+    """Reading is valid JSON for everybody, whoever stored it; and repeating the write is no other outcome."""
+    store = await open_store(payload_policy="repair")
+    task, other = await store.create_task(auth=ALICE, request={"at": float("inf")}), await store.create_task(auth=ALICE)
+    handle = store.handle(task)
+    await handle.progress(1, message="half\ud800way")
+
+    done = await handle.complete({"rows": [{"price": float("nan")}, {"b\udfff": "\ud800"}]})
+    again = await handle.complete({"rows": [{"price": float("nan")}, {"b\udfff": "\ud800"}]})
+    failed = await store.handle(other).fail("broke\ud800n", data=[float("-inf")])
+
+    assert (await peer.get_outcome(task.task_id, auth=ALICE)).result == {
+        "rows": [{"price": None}, {"b\ufffd": "\ufffd"}]
+    }
+    assert (await peer.get_outcome(other.task_id, auth=ALICE)).error == {
+        "code": -32603,
+        "message": "broke\ufffdn",
+        "data": [None],
+    }
+    assert again == done
+    assert (done.status_message, failed.status_message) == ("half\ufffdway", "broke\ufffdn")
+
+
 @pytest.mark.parametrize(
     "value",
     [

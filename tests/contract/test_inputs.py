@@ -115,6 +115,17 @@ async def test_an_answer_that_cannot_be_stored_leaves_the_question_open(store):
         await asyncio.wait_for(asking, 10)
 
 
+async def test_questions_and_answers_are_repaired_where_the_store_is_told_to(open_store):
+    store = await open_store(payload_policy="repair")
+    task = await store.create_task(auth=ALICE)
+    asking, details, keys = await ask(store, task, {"name": {"method": "elicitation/create", "params": ["\ud800"]}})
+
+    await store.answer_inputs(task.task_id, {keys["name"]: {"age": float("nan")}}, auth=ALICE)
+
+    assert details.input_requests[keys["name"]] == {"method": "elicitation/create", "params": ["\ufffd"]}
+    assert await asyncio.wait_for(asking, 10) == {"name": {"age": None}}
+
+
 async def test_a_tool_may_ask_again_under_the_same_name(store):
     """Keys on the wire are unique for a task's whole life; the tool's own names need not be."""
     task = await store.create_task(auth=ALICE)

@@ -24,6 +24,7 @@ NOTHING, SECOND = timedelta(0), timedelta(seconds=1)
         ({"table_prefix": "x; DROP TABLE y"}, "table_prefix"),
         ({"table_prefix": "x" * 30}, "table_prefix"),
         ({"schema": 'a"b'}, "schema"),
+        ({"payload_policy": "drop"}, "payload_policy"),
         ({"recovery_interval": NOTHING}, "recovery_interval"),
         ({"sweep_interval": NOTHING}, "sweep_interval"),
     ],

@@ -82,12 +82,50 @@ def test_what_is_no_json_is_refused_by_its_path(value, path, problem):
     assert refused.value.path == path
 
 
+@pytest.mark.parametrize(
+    ("value", "stored"),
+    [
+        (float("nan"), None),
+        ({"a": [1, {"b": float("-inf")}], "c": (float("inf"),)}, {"a": [1, {"b": None}], "c": [None]}),
+        ({"a": ["x\ud800y", "ok"]}, {"a": ["x\ufffdy", "ok"]}),
+        ({"a\udfff": 1}, {"a\ufffd": 1}),
+        ("\ud800", "\ufffd"),
+        ("\udc00\ud800", "\ufffd\ufffd"),
+        ("\ud83d\ude00", "😀"),
+        ({"a": "\\ud800", "b": "\ufffd"}, {"a": "\\ud800", "b": "\ufffd"}),
+    ],
+    ids=ascii,
+)
+def test_on_request_what_json_lacks_is_repaired_and_the_log_says_where(value, stored, caplog):
+    """A tool that cannot be changed may rather lose a number than its whole outcome."""
+    encoded = encode(value, what="$.result", repair=True)
+
+    assert decode(encoded) == stored
+    assert ("$.result" in caplog.text) == (value != stored)
+
+
+@pytest.mark.parametrize(
+    ("value", "problem"),
+    [
+        (dict.fromkeys(("\ud800", "\ufffd")), "key"),
+        ({"a": float("nan"), "b": object()}, "object"),
+        ({1: float("nan")}, "no string"),
+        ([float("nan"), nested(MAX_DEPTH + 1)], "deeper"),
+    ],
+    ids=["keys that would become one", "object", "number key", "depth"],
+)
+def test_what_no_repair_can_keep_is_refused_all_the_same(value, problem):
+    with pytest.raises(PayloadError, match=problem):
+        encode(value, repair=True)
+
+
 def test_a_value_that_contains_itself_is_refused():
     value: list[object] = []
     value.append(value)
 
-    with pytest.raises(PayloadError, match="deeper"):
-        encode(value)
+    for repair in (False, True):
+        with pytest.raises(PayloadError, match="deeper"):
+            encode(value, repair=repair)
 
 
 @pytest.mark.parametrize("text", ["a\x00b", "\ud800"])
