@@ -9,7 +9,7 @@ import threading
 import anyio
 import pytest
 
-from taskstore import EventKind, ReasonCode, TaskNotFoundError, TaskStatus, TaskStore
+from taskstore import EventKind, ReasonCode, TaskStatus, TaskStore
 
 from .conftest import ALICE
 
@@ -84,44 +84,6 @@ async def test_an_outage_at_the_end_of_a_block_does_not_swallow_its_cancellation
         await working
 
 
-async def test_a_tool_that_stops_waiting_for_an_answer_can_go_on(store):
-    """A tool's own timeout must not leave the task asking for something that nobody waits for."""
-    task = await store.create_task(auth=ALICE)
-    handle = store.handle(task)
-    asking = asyncio.create_task(handle.ask({"name": {"method": "elicitation/create"}}))
-    asked = await store.wait_for_task(task.task_id, auth=ALICE, since_version=task.version)
-    key = next(iter((await store.get_details(task.task_id, auth=ALICE)).input_requests))
-
-    asking.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await asking
-
-    resumed = await store.wait_for_task(task.task_id, auth=ALICE, since_version=asked.version)
-    late = await store.answer_inputs(task.task_id, {key: "too late"}, auth=ALICE)
-    again = asyncio.create_task(handle.ask({"name": {"method": "elicitation/create"}}))
-    await store.wait_for_task(task.task_id, auth=ALICE, since_version=late.version)
-    fresh = next(iter((await store.get_details(task.task_id, auth=ALICE)).input_requests))
-    await store.answer_inputs(task.task_id, {fresh: "Ann"}, auth=ALICE)
-    assert (resumed.status, late.status) == (TaskStatus.WORKING, TaskStatus.WORKING)
-    assert await asyncio.wait_for(again, 10) == {"name": "Ann"}
-
-
-async def test_a_question_that_is_cancelled_while_it_is_written_is_withdrawn_too(store):
-    """The write goes on without its caller; a task that asks for nobody would never be worked on again."""
-    for turns in range(1, 6):
-        task = await store.create_task(auth=ALICE)
-        asking = asyncio.create_task(store.handle(task).ask({"name": {"method": "elicitation/create"}}))
-        for _ in range(turns):
-            await asyncio.sleep(0)
-
-        asking.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await asking
-
-        left = await store.get_details(task.task_id, auth=ALICE)
-        assert (left.task.status, dict(left.input_requests)) == (TaskStatus.WORKING, {})
-
-
 async def test_an_open_that_is_cancelled_leaves_no_store_running(database_url):
     """Its heartbeat would say for ever that a store lives which nobody has."""
     for _ in range(3):
@@ -135,18 +97,6 @@ async def test_an_open_that_is_cancelled_leaves_no_store_running(database_url):
     async with asyncio.timeout(30):
         while any(thread.name.startswith("taskstore") for thread in threading.enumerate()):  # noqa: ASYNC110
             await asyncio.sleep(0.01)
-
-
-async def test_two_deletes_at_once_both_see_it_gone(store, peer, finish):
-    for _ in range(10):
-        task = await finish(store)
-
-        answers = await asyncio.gather(
-            *(each.delete_task(task.task_id, auth=ALICE) for each in (store, peer) * 2), return_exceptions=True
-        )
-
-        assert answers.count(None) == 1
-        assert all(isinstance(answer, TaskNotFoundError) for answer in answers if answer is not None)
 
 
 FORK = """

@@ -12,8 +12,6 @@ from sqlalchemy import text
 from taskstore import (
     DatabaseUnavailableError,
     StoreOptions,
-    TaskFinishedError,
-    TaskNotFoundError,
     TaskStatus,
     TaskStore,
     database,
@@ -32,72 +30,6 @@ async def waiting(store: TaskStore, task_id: str, count: int) -> None:
     """Return once so many waiters are there."""
     while len(store._parts.waiting._waiters.get(task_id, ())) < count:  # noqa: ASYNC110
         await asyncio.sleep(0)
-
-
-@pytest.mark.parametrize("where", ["the same process", "another process"])
-async def test_all_waiters_wake_and_a_late_one_returns_at_once(store, peer, where):
-    """With one event a task, the newest waiter takes the wake-up of all others."""
-    task = await store.create_task(auth=ALICE)
-    waiter = store if where == "the same process" else peer
-    waiters = [asyncio.create_task(waiter.wait_for_task(task.task_id, auth=ALICE, timeout=LONG)) for _ in range(10)]
-    await waiting(waiter, task.task_id, 10)
-
-    await store.handle(task).complete({"ok": True})
-
-    woken = await asyncio.wait_for(asyncio.gather(*waiters), 10)
-    late = await asyncio.wait_for(waiter.wait_for_task(task.task_id, auth=ALICE), 10)
-    assert {each.status for each in (*woken, late)} == {TaskStatus.COMPLETED}
-
-
-async def test_a_waiter_sees_the_next_change_after_the_version_it_knows(store, peer, clock):
-    task = await store.create_task(auth=ALICE)
-    waiter = asyncio.create_task(peer.wait_for_task(task.task_id, auth=ALICE, since_version=task.version, timeout=LONG))
-    await waiting(peer, task.task_id, 1)
-
-    await store.handle(task).progress(1, message="begun")
-
-    seen = await waiter
-    assert (seen.status, seen.progress, seen.status_message) == (TaskStatus.WORKING, 1, "begun")
-
-
-async def test_a_change_before_the_wait_is_not_waited_for(store, peer):
-    """The lost wake-up: a change between a client's poll and its wait."""
-    task = await store.create_task(auth=ALICE)
-    await store.handle(task).progress(1)
-
-    seen = await asyncio.wait_for(peer.wait_for_task(task.task_id, auth=ALICE, since_version=task.version), 10)
-
-    assert seen.progress == 1
-
-
-async def test_at_the_timeout_a_waiter_gets_the_task_as_it_is(store):
-    task = await store.create_task(auth=ALICE)
-
-    seen = await store.wait_for_task(task.task_id, auth=ALICE, timeout=timedelta(0))
-
-    assert seen == task
-
-
-async def test_progress_does_not_end_a_wait_for_the_finish(store):
-    task = await store.create_task(auth=ALICE)
-    handle = store.handle(task)
-    waiter = asyncio.create_task(store.wait_for_task(task.task_id, auth=ALICE, timeout=LONG))
-    await waiting(store, task.task_id, 1)
-
-    await handle.progress(1)
-    await handle.complete({"ok": True})
-
-    assert (await waiter).status is TaskStatus.COMPLETED
-
-
-async def test_a_waiter_learns_that_its_task_was_deleted(store, peer, finish):
-    task = await finish(store)
-    waiter = asyncio.create_task(peer.wait_for_task(task.task_id, auth=ALICE, since_version=task.version, timeout=LONG))
-
-    assert (await waiter).is_finished  # nothing more can come of a finished task
-    await store.delete_task(task.task_id, auth=ALICE)
-    with pytest.raises(TaskNotFoundError):
-        await peer.wait_for_task(task.task_id, auth=ALICE)
 
 
 async def test_waiters_leave_nothing_behind(store):
@@ -173,21 +105,6 @@ async def test_a_look_that_fails_for_whatever_reason_is_tried_again(store, peer,
 
     assert (await asyncio.wait_for(waiter, 10)).status is TaskStatus.COMPLETED
     assert "what nobody thought of" in caplog.text
-
-
-async def test_recovery_and_cancel_wake_waiters_too(store, peer, crash):
-    orphan, cancelled = await store.create_task(auth=ALICE), await peer.create_task(auth=ALICE)
-    waiters = [
-        asyncio.create_task(store.wait_for_task(task.task_id, auth=ALICE, timeout=LONG)) for task in (orphan, cancelled)
-    ]
-    for task in (orphan, cancelled):
-        await waiting(store, task.task_id, 1)
-    crash(store)
-
-    await peer.recover()
-    await peer.cancel_task(cancelled.task_id, auth=ALICE)
-
-    assert [(await waiter).status for waiter in waiters] == [TaskStatus.FAILED, TaskStatus.CANCELLED]
 
 
 async def test_a_store_that_closes_lets_its_waiters_go(database_url, clock, store):
@@ -284,16 +201,3 @@ async def test_notifications_tell_no_ids(store, database_url):
     assert len(notices) == 3
     assert set(notices) == {notice(task.task_id)}
     assert not any(task.task_id[4:] in each or each in task.task_id for each in notices)
-
-
-async def test_a_question_wakes_a_client_that_waits(store, peer):
-    task = await store.create_task(auth=ALICE)
-    waiter = asyncio.create_task(peer.wait_for_task(task.task_id, auth=ALICE, since_version=task.version, timeout=LONG))
-    await waiting(peer, task.task_id, 1)
-
-    asking = asyncio.create_task(store.handle(task).ask({"ok": {"method": "elicitation/create"}}))
-
-    assert (await waiter).status is TaskStatus.INPUT_REQUIRED
-    await peer.cancel_task(task.task_id, auth=ALICE)
-    with pytest.raises(TaskFinishedError):
-        await asyncio.wait_for(asking, 10)
