@@ -7,13 +7,14 @@ keeps, as tests to inherit; and in ``taskstore.testing.fixtures`` pytest fixture
 from typing import TYPE_CHECKING
 
 from taskstore.testing.clock import ManualClock
-from taskstore.testing.crash import crash
+from taskstore.testing.crashing import crash
 from taskstore.testing.postgres import PostgresServer, PostgresUnavailableError
+from taskstore.testing.protocols import StoreOpener
 
 if TYPE_CHECKING:
     from taskstore.testing.contract import StoreContract
 
-__all__ = ["ManualClock", "PostgresServer", "PostgresUnavailableError", "StoreContract", "crash"]
+__all__ = ["ManualClock", "PostgresServer", "PostgresUnavailableError", "StoreContract", "StoreOpener", "crash"]
 
 
 def __getattr__(name: str) -> object:

@@ -12,34 +12,22 @@ as coroutines by anyio's plugin for pytest.
 
 import os
 import shutil
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import pytest
 
-from taskstore import AuthContext, StoreOptions, Task, TaskStore
+from taskstore import StoreOptions, Task, TaskStore
 from taskstore.migrate import upgrade
 from taskstore.testing.clock import ManualClock
-from taskstore.testing.crash import crash as crash_store
+from taskstore.testing.crashing import crash as crash_store
 from taskstore.testing.postgres import PostgresServer, PostgresUnavailableError
+from taskstore.testing.protocols import ALICE, Crash, Finish, OpenStore, StoreOpener
 
 BACKENDS = ("sqlite", "postgres")
-ALICE, BOB = AuthContext(subject="alice"), AuthContext(subject="bob")
-
-OpenStore = Callable[..., Awaitable[TaskStore]]
-Crash = Callable[[TaskStore], None]
-Finish = Callable[..., Awaitable[Task]]
-
-
-class StoreOpener(Protocol):
-    """How a store is opened: the fixture ``store_opener``."""
-
-    def __call__(self, *, options: StoreOptions) -> AbstractAsyncContextManager[TaskStore]:
-        """Open a store; every call within one test opens one on the same database."""
-
 
 # --- databases
 

@@ -2,7 +2,7 @@
 
 from datetime import timedelta
 
-from taskstore.testing.fixtures import ALICE, BOB, Crash, OpenStore
+from taskstore.testing.protocols import ALICE, BOB, Crash, OpenStore
 
 __all__ = ["ALICE", "BOB", "MINUTE", "Crash", "OpenStore"]
 

@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from taskstore import AuthContext, BindingError, InvalidCursorError, TaskNotFoundError, TaskStore
-from taskstore.testing.fixtures import ALICE, BOB, Finish, OpenStore
+from taskstore.testing.protocols import ALICE, BOB, Finish, OpenStore
 
 UNKNOWN = "tsk_06dndml800" + "0" * 54
 

@@ -7,7 +7,7 @@ import pytest
 
 from taskstore import AuthContext, PayloadError, TaskStatus, TaskStore
 from taskstore.testing.clock import ManualClock
-from taskstore.testing.fixtures import ALICE, OpenStore
+from taskstore.testing.protocols import ALICE, OpenStore
 
 
 def task_id_is_header_safe(task_id: str) -> bool:

@@ -7,7 +7,7 @@ import pytest
 
 from taskstore import TaskNotFoundError, TaskStatus, TaskStore
 from taskstore.testing.clock import ManualClock
-from taskstore.testing.fixtures import ALICE, Finish, OpenStore
+from taskstore.testing.protocols import ALICE, Finish, OpenStore
 
 MINUTE = timedelta(minutes=1)
 LEASE = timedelta(seconds=30)

@@ -8,7 +8,7 @@ import pytest
 
 from taskstore import AuthContext, IdempotencyConflictError, Task, TaskNotFoundError, TaskStatus, TaskStore
 from taskstore.testing.clock import ManualClock
-from taskstore.testing.fixtures import ALICE, BOB, OpenStore
+from taskstore.testing.protocols import ALICE, BOB, OpenStore
 
 REQUEST = {"name": "report", "arguments": {"topic": "tides", "pages": 3}}
 

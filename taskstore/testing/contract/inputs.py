@@ -9,7 +9,7 @@ import pytest
 from pydantic import JsonValue
 
 from taskstore import EventKind, PayloadError, Task, TaskDetails, TaskFinishedError, TaskStatus, TaskStore
-from taskstore.testing.fixtures import ALICE, OpenStore
+from taskstore.testing.protocols import ALICE, OpenStore
 
 NAME: JsonValue = {"method": "elicitation/create", "params": {"message": "Your name?"}}
 

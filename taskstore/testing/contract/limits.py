@@ -7,7 +7,7 @@ import pytest
 
 from taskstore import LimitExceededError, Limits, PayloadError, TaskStatus
 from taskstore.testing.clock import ManualClock
-from taskstore.testing.fixtures import ALICE, BOB, Finish, OpenStore
+from taskstore.testing.protocols import ALICE, BOB, Finish, OpenStore
 
 
 class LimitsContract:

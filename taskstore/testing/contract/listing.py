@@ -7,7 +7,7 @@ import pytest
 
 from taskstore import TaskStatus, TaskStore
 from taskstore.testing.clock import ManualClock
-from taskstore.testing.fixtures import ALICE, BOB, Finish
+from taskstore.testing.protocols import ALICE, BOB, Finish
 
 
 async def pages(store: TaskStore, **arguments: Any) -> list[list[str]]:

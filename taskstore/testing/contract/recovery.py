@@ -7,7 +7,7 @@ import pytest
 
 from taskstore import EventKind, LeaseLostError, ReasonCode, StoreOptions, TaskNotFoundError, TaskStatus, TaskStore
 from taskstore.testing.clock import ManualClock
-from taskstore.testing.fixtures import ALICE, Crash, Finish, OpenStore, StoreOpener
+from taskstore.testing.protocols import ALICE, Crash, Finish, OpenStore, StoreOpener
 
 SOON = timedelta(milliseconds=50)
 LONG = timedelta(seconds=30)

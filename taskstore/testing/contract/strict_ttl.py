@@ -20,7 +20,7 @@ from taskstore import (
     TaskStore,
 )
 from taskstore.testing.clock import ManualClock
-from taskstore.testing.fixtures import ALICE, BOB, Finish, OpenStore
+from taskstore.testing.protocols import ALICE, BOB, Finish, OpenStore
 
 MINUTE = timedelta(minutes=1)
 

@@ -13,7 +13,7 @@ from taskstore import (
     TaskStore,
 )
 from taskstore.testing.clock import ManualClock
-from taskstore.testing.fixtures import ALICE, Crash, Finish
+from taskstore.testing.protocols import ALICE, Crash, Finish
 
 LONG = timedelta(seconds=60)  # longer than any test: a wait that ends by it fails
 
