@@ -1,5 +1,6 @@
 """Recovery: an honest verdict for every orphan, and live work is never touched."""
 
+import asyncio
 import os
 import resource
 from collections.abc import Iterator
@@ -9,7 +10,7 @@ from datetime import timedelta
 import pytest
 from sqlalchemy import make_url, text
 
-from taskstore import (
+from taskstore import EventKind, (
     DatabaseUnavailableError,
     TaskStatus,
 )

@@ -1,5 +1,6 @@
 """Upkeep: recovery and the sweep run by themselves, beside everything else."""
 
+import asyncio
 import logging
 from datetime import timedelta
 
