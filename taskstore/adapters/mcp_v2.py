@@ -260,13 +260,17 @@ class TasksExtension(Extension):
         if augmentation is not None and augmentation.ttl is not DEFAULT:
             ttl = augmentation.ttl
 
+        auth = self._auth_of(ctx)
+
         async def work(handle: TaskHandle) -> WorkResult:
+            if augmentation is not None:
+                self.legacy.follow(ctx, self.store, auth, handle.task_id)
+            inside = task_context(ctx, handle, self.legacy.creator_of(handle.task_id))
             try:
-                return work_result(await call_next(task_context(ctx, handle)), params.name, ctx.protocol_version)
+                return work_result(await call_next(inside), params.name, ctx.protocol_version)
             except MCPError as error:
                 raise WorkError(error.code, error.message, error.data) from error
 
-        auth = self._auth_of(ctx)
         try:
             task = await self._now_serving().runner.start(
                 work,
@@ -283,7 +287,6 @@ class TasksExtension(Extension):
         if augmentation is None:
             return dict(create_task_result(task))
         augmentation.task = task
-        self.legacy.follow(ctx, self.store, auth, task)
         return CallToolResult(content=[])  # nobody's: the middleware answers with the task
 
     async def _answer(

@@ -3,8 +3,8 @@
 ``Context.report_progress()`` of a tool calls ``report_progress()`` of the session, which calls ``progress()`` of the
 request's channel; after the response that channel drops everything. So a task's tool gets a session of its own, and
 everything that the session sends goes to the channel below: progress to the task, requests to the client into its
-input requests, which wait in the database for their answers. Notifications, log messages among them, do not exist
-for tasks.
+input requests, which wait in the database for their answers. Notifications, log messages among them, exist only for
+tasks of MCP 2025-11-25.
 """
 
 import asyncio
@@ -40,7 +40,7 @@ from mcp_types.methods import serialize_server_result
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from pydantic import BaseModel, JsonValue, ValidationError
 
-from taskstore.adapters.mcp_v2_legacy import AugmentedContext, LegacyClient
+from taskstore.adapters.mcp_v2_legacy import LegacyClient
 from taskstore.errors import LeaseLostError, TaskFinishedError, TaskNotFoundError
 from taskstore.handle import TaskHandle
 from taskstore.runner import WorkError, WorkResult
@@ -48,10 +48,15 @@ from taskstore.runner import WorkError, WorkResult
 logger = logging.getLogger("taskstore")
 
 
-def task_context(ctx: ServerRequestContext, handle: TaskHandle) -> ServerRequestContext:
-    """Make the context that a tool gets inside a task: the request's, with all that it sends going to the task."""
+def task_context(
+    ctx: ServerRequestContext, handle: TaskHandle, creator: LegacyClient | None = None
+) -> ServerRequestContext:
+    """Make the context that a tool gets inside a task: the request's, with all that it sends going to the task.
+
+    Args:
+        creator: The client of MCP 2025-11-25 that hears of the task, notifications of the tool included.
+    """
     client, capabilities = ctx.session.client_params, ctx.session.client_capabilities
-    creator = LegacyClient(ctx, handle.task_id) if isinstance(ctx, AugmentedContext) else None
     channel = _TaskChannel(handle, ctx.protocol_version, capabilities, ctx.request_id, creator)
     connection = Connection.from_envelope(
         ctx.protocol_version, None if client is None else client.client_info, capabilities, outbound=channel
@@ -162,7 +167,7 @@ class _TaskChannel:
     protocol_version: str
     capabilities: ClientCapabilities | None
     request_id: RequestId | None
-    creator: LegacyClient | None  # what a client of 2026-07-28 hears of a task, it asks for
+    creator: LegacyClient | None
     transport: TransportContext = field(default_factory=lambda: TransportContext(kind="task", can_send_request=True))
     message_metadata: MessageMetadata = None
     cancel_requested: anyio.Event = field(default_factory=anyio.Event)
@@ -186,7 +191,7 @@ class _TaskChannel:
         if self.creator is not None:
             await self.creator.notify(method, params)
         else:
-            logger.debug("Dropped %s: a task has no stream to the client.", method)
+            logger.debug("Dropped %s: this task has no stream to a client.", method)
 
     async def send_raw_request(
         self,
@@ -209,4 +214,7 @@ class _TaskChannel:
             # Of the errors that a tool may raise, the one that the SDK doesn't log: the work is being cancelled.
             raise MCPError(INTERNAL_ERROR, f"{method} was not answered: the task is over.") from refusal
         answer: dict[str, Any] = answers[name]
+        error = answer.get("error")
+        if isinstance(error, dict):  # see wire.input_error
+            raise MCPError(error.get("code", INTERNAL_ERROR), str(error.get("message")), error.get("data"))
         return answer

@@ -32,7 +32,7 @@ from taskstore.adapters.wire import (
 from taskstore.binding import AuthContext, shorten
 from taskstore.errors import TaskStoreError
 from taskstore.store import DEFAULT, Default, TaskStore
-from taskstore.task import Task
+from taskstore.task import Task, TaskStatus
 
 logger = logging.getLogger("taskstore")
 
@@ -102,17 +102,19 @@ class LegacyClient:
             params["message"] = message
         await self.notify("notifications/progress", params)
 
-    async def follow(self, store: TaskStore, auth: AuthContext | None, task: Task) -> None:
+    async def follow(self, store: TaskStore, auth: AuthContext | None) -> None:
         """Send each new status of the task until it is finished."""
+        status, version = TaskStatus.WORKING, 1  # what the client has been told with the task
         try:
-            while not task.is_finished:
-                shown = task.status
-                while task.status is shown:
-                    task = await store.wait_for_task(task.task_id, auth=auth, since_version=task.version)
-                # Without the mark of the task: the task is all that is in there.
-                await self._send("notifications/tasks/status", legacy_task(task))
+            while not status.is_finished:
+                task = await store.wait_for_task(self._task_id, auth=auth, since_version=version)
+                version = task.version
+                if task.status is not status:
+                    status = task.status
+                    # Without the mark of the task: the task is all that is in there.
+                    await self._send("notifications/tasks/status", legacy_task(task))
         except TaskStoreError as problem:
-            logger.info("Task %s is followed no longer: %s", shorten(task.task_id), problem)
+            logger.info("Task %s is followed no longer: %s", shorten(self._task_id), problem)
 
     async def _send(self, method: str, params: Mapping[str, JsonValue]) -> None:
         notification: Any = _AnyNotification(method=method, params=dict(params))
@@ -158,6 +160,7 @@ class LegacyMiddleware:
     ) -> None:
         self._mode_of = mode_of
         self._tells_apart = tells_apart
+        self._creators: dict[str, LegacyClient] = {}
         self._following: set[asyncio.Task[None]] = set()
 
     async def __call__(self, ctx: ServerRequestContext, call_next: CallNext) -> HandlerResult:
@@ -171,11 +174,17 @@ class LegacyMiddleware:
                 return await self._call_tool(ctx, call_next)
         return await call_next(ctx)
 
-    def follow(self, ctx: ServerRequestContext, store: TaskStore, auth: AuthContext | None, task: Task) -> None:
-        """Tell the client that created a task of each new status, apart from the request."""
-        following = asyncio.create_task(LegacyClient(ctx, task.task_id).follow(store, auth, task))
+    def follow(self, ctx: ServerRequestContext, store: TaskStore, auth: AuthContext | None, task_id: str) -> None:
+        """Let the client of a request hear of a task from now on, until the task is finished."""
+        creator = self._creators[task_id] = LegacyClient(ctx, task_id)
+        following = asyncio.create_task(creator.follow(store, auth))
         self._following.add(following)
         following.add_done_callback(self._following.discard)
+        following.add_done_callback(lambda _: self._creators.pop(task_id))
+
+    def creator_of(self, task_id: str) -> LegacyClient | None:
+        """Return the client that hears of a live task, if there is one in this process."""
+        return self._creators.get(task_id)
 
     def close(self) -> None:
         """Follow no task any longer."""

@@ -9,6 +9,8 @@ import anyio
 import pytest
 from mcp.server.mcpserver import Context
 from mcp.shared.exceptions import MCPError
+from mcp_types import SamplingMessage, TextContent
+from pydantic import BaseModel
 
 from taskstore import AuthContext, Task, TaskStatus, TaskStore
 
@@ -380,3 +382,108 @@ async def test_a_cancelled_task_takes_its_question_back(reports: Any, connect_le
     assert cancelled["status"] == TaskStatus.CANCELLED
     assert asking.answers.exception() is not None
     assert waiting.exception() is not None
+
+
+# --- questions of a tool
+
+
+class Confirmation(BaseModel):
+    """What the user says."""
+
+    confirm: bool
+
+
+@pytest.fixture
+def delete(reports: Any) -> None:
+    """Give the server a tool that asks before it deletes."""
+
+    @reports.server.tool()
+    @reports.tasks.task()
+    async def delete(ctx: Context) -> str:
+        answer = await ctx.elicit("Delete?", Confirmation)
+        return f"{answer.action}: {answer.data.confirm}" if answer.action == "accept" else answer.action
+
+
+@pytest.mark.usefixtures("delete")
+async def test_a_tool_that_elicits_inside_a_task_gets_its_answer(reports: Any, connect_legacy: Any) -> None:
+    """The tool is written as for a plain call; its coroutine waits and goes on."""
+    async with connect_legacy(reports.server, capabilities={"elicitation": {}}, respond=accept) as peer:
+        task_id = await peer.start("delete")
+        result = await peer.result(task_id)
+
+    ((method, params),) = peer.asked
+    assert (method, params["message"]) == ("elicitation/create", "Delete?")
+    assert params["_meta"] == {RELATED_TASK: {"taskId": task_id}}
+    assert result["content"] == [{"type": "text", "text": "accept: True"}]
+
+
+@pytest.mark.filterwarnings("ignore:The sampling capability is deprecated")
+async def test_a_tool_that_samples_inside_a_task_gets_its_answer(reports: Any, connect_legacy: Any) -> None:
+    """Sampling goes the same way as elicitation (T25-21)."""
+
+    @reports.server.tool()
+    @reports.tasks.task()
+    async def summarize(ctx: Context) -> str:
+        messages = [SamplingMessage(role="user", content=TextContent(type="text", text="Summarize."))]
+        answer = await ctx.session.create_message(messages, max_tokens=10)
+        assert isinstance(answer.content, TextContent)
+        return f"{answer.model}: {answer.content.text}"
+
+    async def sample(method: str, params: Mapping[str, Any]) -> dict[str, Any]:
+        return {"role": "assistant", "model": "small", "content": {"type": "text", "text": "Short."}}
+
+    async with connect_legacy(reports.server, capabilities={"sampling": {}}, respond=sample) as peer:
+        result = await peer.result(await peer.start("summarize"))
+
+    assert [method for method, _ in peer.asked] == ["sampling/createMessage"]
+    assert result["content"] == [{"type": "text", "text": "small: Short."}]
+
+
+@pytest.mark.usefixtures("delete")
+async def test_the_refusal_of_a_client_reaches_the_tool_as_an_error(reports: Any, connect_legacy: Any) -> None:
+    """As it would in a plain call: the tool may handle it, and if not, the call ends in it."""
+
+    async def refuse(method: str, params: Mapping[str, Any]) -> dict[str, Any]:
+        raise MCPError(-31001, "Nobody is here", {"until": "Monday"})
+
+    async with connect_legacy(reports.server, capabilities={"elicitation": {}}, respond=refuse) as peer:
+        task_id = await peer.start("delete")
+        with pytest.raises(MCPError) as caught:
+            await peer.result(task_id)
+
+    error = caught.value.error
+    assert (error.code, error.message, error.data) == (-31001, "Nobody is here", {"until": "Monday"})
+
+
+@pytest.mark.usefixtures("delete")
+async def test_a_legacy_task_is_answered_by_a_client_of_2026(reports: Any, connect_legacy: Any, connect: Any) -> None:
+    """The user asked for the task in one application, and answers in the other."""
+    async with (
+        connect_legacy(reports.server, capabilities={"elicitation": {}}) as legacy,
+        connect(reports.server) as modern,
+    ):
+        task_id = await legacy.start("delete")
+        await legacy.until_notified(lambda notified: statuses(notified, task_id) == ["input_required"])
+        polled = await modern.get(task_id)
+        await modern.update(task_id, dict.fromkeys(polled["inputRequests"], ACCEPTED))
+        result = await legacy.result(task_id)
+
+    assert legacy.asked == []
+    assert result["content"] == [{"type": "text", "text": "accept: True"}]
+
+
+@pytest.mark.usefixtures("delete")
+async def test_a_task_of_2026_is_answered_by_a_legacy_client(
+    reports: Any, connect_legacy: Any, connect: Any, can_be_asked: Any
+) -> None:
+    """And the other way round: the question reaches whoever waits for the result."""
+    async with (
+        connect_legacy(reports.server, respond=accept) as legacy,
+        connect(reports.server, **can_be_asked) as modern,
+    ):
+        task_id = await modern.start("delete")
+        result = await legacy.result(task_id)
+        polled = await modern.get(task_id)
+
+    assert [method for method, _ in legacy.asked] == ["elicitation/create"]
+    assert result["content"] == polled["result"]["content"] == [{"type": "text", "text": "accept: True"}]

@@ -309,7 +309,7 @@ async def test_a_task_of_2025_outlives_a_restart_as_a_failed_one(
     assert polled["status"] == "failed"
     assert polled["statusMessage"].startswith("SERVER_STOPPED")
     assert replayed.value.error.message == polled["statusMessage"]
-    assert replayed.value.error.data == {"reason": "SERVER_STOPPED"}
+    assert replayed.value.error.data["reason"] == "SERVER_STOPPED"
     assert task.status is TaskStatus.FAILED
 
 
