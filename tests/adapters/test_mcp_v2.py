@@ -630,7 +630,7 @@ async def test_work_that_a_stopping_server_interrupts_says_so_after_the_restart(
         polled = await peer.get(task_id)
 
     assert polled["status"] == "failed"
-    assert "server was stopped" in polled["error"]["message"]
+    assert "SERVER_STOPPED" in polled["error"]["message"]
 
 
 async def test_an_open_store_is_used_and_left_open(database_url: str, connect: Any, local: AuthContext) -> None:
