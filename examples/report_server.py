@@ -1,8 +1,8 @@
 """An MCP server whose reports take minutes: copy it, and put your work in place of the sleep.
 
 Run it on stdio with ``python examples/report_server.py``, or over HTTP with ``--http``. A client that declares the
-extension io.modelcontextprotocol/tasks gets a task at once, polls it with tasks/get, and finds the report there
-even if it, or this server, was restarted in between.
+extension io.modelcontextprotocol/tasks, or one of MCP 2025-11-25 that asks for a task, gets a task at once, polls it
+with tasks/get, and finds the report there even if it, or this server, was restarted in between.
 """
 
 import os
@@ -15,7 +15,7 @@ from mcp.server.mcpserver import Context, MCPServer
 from taskstore.adapters.mcp_v2 import TasksExtension
 
 tasks = TasksExtension(os.environ.get("REPORTS_DATABASE", "sqlite:///reports.db"))
-server = MCPServer("reports", extensions=[tasks], lifespan=tasks.lifespan)
+server = MCPServer("reports", extensions=[tasks], middleware=[tasks.legacy], lifespan=tasks.lifespan)
 
 
 @server.tool()

@@ -6,6 +6,7 @@ MCP 2025-11-25. Under older protocol versions tools run inline.
 
 import functools
 import getpass
+import logging
 import os
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -58,7 +59,7 @@ from taskstore.adapters.requests import (
 )
 from taskstore.adapters.wire import WireObject, create_task_result
 from taskstore.binding import AuthContext
-from taskstore.errors import LimitExceededError, PayloadError
+from taskstore.errors import LimitExceededError, PayloadError, TaskStoreError
 from taskstore.handle import TaskHandle
 from taskstore.options import StoreOptions
 from taskstore.runner import TaskRunner, WorkError, WorkResult
@@ -67,6 +68,8 @@ from taskstore.task import OnCrash
 
 if sys.platform != "win32":
     import pwd
+
+logger = logging.getLogger("taskstore")
 
 ResolveAuth = Callable[[ServerRequestContext], AuthContext | None]
 
@@ -284,6 +287,8 @@ class TasksExtension(Extension):
             raise MCPError(INVALID_PARAMS, str(refusal)) from refusal
         except LimitExceededError as refusal:
             raise MCPError(INTERNAL_ERROR, str(refusal), {"reason": LIMIT_EXCEEDED}) from refusal
+        except TaskStoreError as problem:
+            raise _internal_error(ctx.method) from problem
         if augmentation is None:
             return dict(create_task_result(task))
         augmentation.task = task
@@ -309,6 +314,8 @@ class TasksExtension(Extension):
             return dict(await answer(self.store, self._auth_of(ctx), params))
         except RequestError as refusal:
             raise MCPError(refusal.code, refusal.message, refusal.data) from refusal
+        except TaskStoreError as problem:
+            raise _internal_error(ctx.method) from problem
 
     def _is_declared(self, ctx: ServerRequestContext) -> bool:
         """Tell whether this very request declares the extension; what earlier ones declared does not count."""
@@ -408,6 +415,12 @@ class TasksExtension(Extension):
 def _check_span(name: str, span: timedelta | Default | None) -> None:
     if isinstance(span, timedelta) and span <= timedelta(0):
         raise ValueError(f"{name} must be longer than nothing, not {span}.")
+
+
+def _internal_error(method: str) -> MCPError:
+    """Log the problem at hand and make the error that tells nothing of it; the SDK's own would have code 0 in 2025."""
+    logger.exception("%s could not be answered.", method)
+    return MCPError(INTERNAL_ERROR, "Internal server error")
 
 
 def _routed_to(ctx: ServerRequestContext) -> str | None:

@@ -38,6 +38,8 @@ logger = logging.getLogger("taskstore")
 
 LEGACY_VERSION = "2025-11-25"  # older ones have no tasks
 
+SEND_PATIENCE = timedelta(seconds=5)
+
 TaskMode = Literal["optional", "required"]
 
 
@@ -75,13 +77,14 @@ class LegacyClient:
     """The client that created a task: hears of the task for as long as its session lasts, and after that nothing.
 
     The call was answered long ago, so everything goes to the session's own stream: the GET stream of streamable HTTP,
-    or the one pipe of stdio.
+    or the one pipe of stdio. A client that reads nothing for a while is sent nothing more: it must not hold up a tool.
     """
 
     def __init__(self, ctx: ServerRequestContext, task_id: str) -> None:
         self._session, self._task_id = ctx.session, task_id
         self._progress_token = progress_token_from_params(ctx.params)
         self._progress = -math.inf
+        self._hears = True
 
     async def notify(self, method: str, params: Mapping[str, Any] | None) -> None:
         """Send a notification with the mark of the task."""
@@ -109,6 +112,8 @@ class LegacyClient:
             while not status.is_finished:
                 task = await store.wait_for_task(self._task_id, auth=auth, since_version=version)
                 version = task.version
+                if task.is_finished:
+                    self._progress_token = None  # it ends with the task, whatever the tool has still to say
                 if task.status is not status:
                     status = task.status
                     # Without the mark of the task: the task is all that is in there.
@@ -117,8 +122,15 @@ class LegacyClient:
             logger.info("Task %s is followed no longer: %s", shorten(self._task_id), problem)
 
     async def _send(self, method: str, params: Mapping[str, JsonValue]) -> None:
+        if not self._hears:
+            return
         notification: Any = _AnyNotification(method=method, params=dict(params))
-        await self._session.send_notification(notification)
+        try:
+            async with asyncio.timeout(SEND_PATIENCE.total_seconds()):
+                await self._session.send_notification(notification)
+        except TimeoutError:
+            self._hears = False
+            logger.warning("The client of task %s takes no notifications; it gets no more.", shorten(self._task_id))
 
 
 def ask_on_stream(ctx: ServerRequestContext) -> Ask | None:

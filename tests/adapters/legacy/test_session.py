@@ -3,22 +3,27 @@
 import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack
+from datetime import timedelta
 from typing import Any
 
 import anyio
 import pytest
+from mcp.client._memory import InMemoryTransport
 from mcp.server.mcpserver import Context
 from mcp.shared.exceptions import MCPError
-from mcp_types import SamplingMessage, TextContent
+from mcp.shared.message import SessionMessage
+from mcp_types import JSONRPCNotification, JSONRPCRequest, SamplingMessage, TextContent
 from pydantic import BaseModel
 
 from taskstore import AuthContext, Task, TaskStatus, TaskStore
+from taskstore.adapters import mcp_v2_legacy
 
 RELATED_TASK = "io.modelcontextprotocol/related-task"
 QUESTION: dict[str, Any] = {
     "method": "elicitation/create",
     "params": {"message": "Delete?", "requestedSchema": {"type": "object", "properties": {}}, "_meta": {"k": 1}},
 }
+CLIENT = {"name": "legacy", "version": "1"}
 ACCEPTED: dict[str, Any] = {"action": "accept", "content": {"confirm": True}}
 
 Notified = list[tuple[str, Mapping[str, Any]]]
@@ -139,6 +144,45 @@ async def test_no_progress_is_sent_once_the_task_is_finished(reports: Any, conne
         await peer.until_notified(lambda notified: "cancelled" in statuses(notified, task_id))
 
     assert [params["progress"] for method, params in peer.notified if method == "notifications/progress"] == [1]
+
+
+async def test_a_client_that_reads_nothing_does_not_hold_up_the_tool(
+    reports: Any, local: AuthContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A suspended laptop keeps its connection open; the work must go on, and be there when it wakes."""
+    monkeypatch.setattr(mcp_v2_legacy, "SEND_PATIENCE", timedelta(milliseconds=50))
+
+    @reports.server.tool()
+    @reports.tasks.task()
+    async def count(ctx: Context) -> str:
+        for value in range(100):
+            await ctx.report_progress(value)
+        return "counted"
+
+    async with InMemoryTransport(reports.server) as (_, write):
+        await write.send(message("initialize", 1, protocolVersion="2025-11-25", capabilities={}, clientInfo=CLIENT))
+        await write.send(message("notifications/initialized"))
+        await write.send(message("tools/call", 2, name="count", task={}, _meta={"progressToken": 2}))
+        with anyio.fail_after(30):
+            while not (page := await listed(reports, local)):
+                await anyio.lowlevel.checkpoint()
+            task = await reports.tasks.store.wait_for_task(page[0].task_id, auth=local)
+
+    assert task.status is TaskStatus.COMPLETED
+    assert task.progress == 99
+
+
+async def listed(reports: Any, auth: AuthContext) -> tuple[Task, ...]:
+    try:
+        return (await reports.tasks.store.list_tasks(auth=auth)).tasks
+    except MCPError:  # the lifespan has not been entered yet
+        return ()
+
+
+def message(method: str, request_id: int | None = None, **params: Any) -> SessionMessage:
+    if request_id is None:
+        return SessionMessage(JSONRPCNotification(jsonrpc="2.0", method=method))
+    return SessionMessage(JSONRPCRequest(jsonrpc="2.0", id=request_id, method=method, params=params))
 
 
 @pytest.mark.filterwarnings("ignore:The logging capability is deprecated")
@@ -453,6 +497,24 @@ async def test_the_refusal_of_a_client_reaches_the_tool_as_an_error(reports: Any
 
     error = caught.value.error
     assert (error.code, error.message, error.data) == (-31001, "Nobody is here", {"until": "Monday"})
+
+
+@pytest.mark.usefixtures("delete")
+async def test_a_question_reaches_a_client_of_another_process(
+    reports: Any, make_reports: Any, connect_legacy: Any
+) -> None:
+    """Behind a balancer, the request that waits may be in another server than the tool that asks."""
+    other = make_reports()
+
+    async with (
+        connect_legacy(reports.server, capabilities={"elicitation": {}}) as creating,
+        connect_legacy(other.server, respond=accept) as waiting,
+    ):
+        task_id = await creating.start("delete")
+        result = await waiting.result(task_id)
+
+    assert (creating.asked, len(waiting.asked)) == ([], 1)
+    assert result["content"] == [{"type": "text", "text": "accept: True"}]
 
 
 @pytest.mark.usefixtures("delete")

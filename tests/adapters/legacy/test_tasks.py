@@ -8,6 +8,7 @@ import pytest
 from mcp.shared.exceptions import MCPError
 
 from taskstore import AuthContext, TaskNotFoundError, TaskStatus
+from tests.unit.outside import query
 
 RELATED_TASK = "io.modelcontextprotocol/related-task"
 
@@ -154,6 +155,23 @@ async def test_the_mark_of_a_task_in_a_request_is_ignored(reports: Any, connect_
         polled = await peer.request("tasks/get", {"taskId": task_id, "_meta": meta})
 
     assert polled["taskId"] == task_id
+
+
+async def test_a_fault_of_the_store_is_an_internal_error(
+    reports: Any, connect_legacy: Any, refused: Any, database_url: str
+) -> None:
+    """The SDK would answer with code 0, and what the fault says is for the log (T25-49)."""
+    async with connect_legacy(reports.server) as peer:
+        task_id = await peer.start("wait")
+        query(database_url, "ALTER TABLE taskstore_tasks RENAME TO taskstore_hidden")
+        try:
+            for method in ("tasks/get", "tasks/result", "tasks/list", "tasks/cancel"):
+                with refused(-32603, "Internal server error"):
+                    await peer.request(method, {"taskId": task_id})
+            with refused(-32603, "Internal server error"):
+                await peer.start("wait")
+        finally:
+            query(database_url, "ALTER TABLE taskstore_hidden RENAME TO taskstore_tasks")
 
 
 # --- over HTTP, and whose task it is
