@@ -10,8 +10,9 @@ from datetime import timedelta
 import pytest
 from sqlalchemy import make_url, text
 
-from taskstore import EventKind, (
+from taskstore import (
     DatabaseUnavailableError,
+    EventKind,
     TaskStatus,
 )
 from tests.unit.outside import query
