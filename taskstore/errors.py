@@ -114,7 +114,11 @@ class BindingError(TaskStoreError):
     """The database was first opened with another binding secret; under this one nobody would find a task."""
 
     def __init__(self, database: str, *, has_secret: bool) -> None:
-        remedy = "the binding_secret it was first opened with" if has_secret else "its binding_secret"
+        remedy = (
+            "the binding_secret it was opened with before, or list that one in old_binding_secrets"
+            if has_secret
+            else "its binding_secret"
+        )
         super().__init__(f"The tasks in {database} are bound under another secret; open it with {remedy}.")
 
 

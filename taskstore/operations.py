@@ -349,6 +349,21 @@ def _over_limit(transaction: Transaction, call: Call) -> LimitExceededError | No
     return None
 
 
+def is_bound_formerly(transaction: Transaction, former_auth_key: str) -> bool:
+    """Tell whether an auth context has tasks that are bound under an earlier secret."""
+    return transaction.row(statements.IS_BOUND_FORMERLY, {"former_auth_key": former_auth_key}) is not None
+
+
+def rebind(transaction: Transaction, former_auth_key: str, *, call: Call) -> None:
+    """Bind the tasks of the auth context that calls under the present secret."""
+    transaction.execute(statements.REBIND, {**call.params, "former_auth_key": former_auth_key})
+
+
+def rebind_key(transaction: Transaction, digests: Params, *, call: Call) -> None:
+    """Digest an idempotency key that was used under an earlier secret by the present one."""
+    transaction.execute(statements.REBIND_KEY, {**call.params, **digests})
+
+
 def get_task(transaction: Transaction, task_id: str, *, call: Call) -> Task | Refused:
     """Read a task without payloads."""
     row = _read(transaction, task_id, call, statements.GET, statements.OPERATOR_GET)

@@ -313,6 +313,22 @@ OPERATOR_GET = select(*TASK_COLUMNS).where(_THIS, _NOT_EXPIRED)
 OPERATOR_GET_WITH_OUTCOME = select(*TASK_COLUMNS, tasks.c.result, tasks.c.error).where(_THIS, _NOT_EXPIRED)
 IDEMPOTENT = select(*TASK_COLUMNS).where(_OWN, _KEYED, _NOT_EXPIRED)
 FREE_KEY = update(tasks).where(_OWN, _KEYED, ~_NOT_EXPIRED).values(idempotency_digest=null())
+# Under an earlier binding secret the same auth context has another key.
+_FORMERLY_OWN = tasks.c.auth_key == _text("former_auth_key")
+IS_BOUND_FORMERLY = select(tasks.c.task_id).where(_FORMERLY_OWN).limit(1)
+REBIND = update(tasks).where(_FORMERLY_OWN).values(auth_key=_text("auth_key"))
+REBIND_KEY = (
+    update(tasks)
+    .where(_OWN, tasks.c.idempotency_digest == _text("former_idempotency_digest"))
+    .values(
+        idempotency_digest=_text("idempotency_digest"),
+        # Another request stays another one: its digest equals none that is made under the new secret.
+        request_digest=case(
+            (tasks.c.request_digest == _text("former_request_digest"), _text("request_digest")),
+            else_=tasks.c.request_digest,
+        ),
+    )
+)
 COUNT_LIVE = select(func.count().label("count")).select_from(tasks).where(_OWN, _IS_LIVE, _NOT_DUE)
 COUNT_STORED = select(func.count().label("count")).select_from(tasks).where(_OWN, _NOT_EXPIRED)
 LOCK_OWN = select(*TASK_COLUMNS).where(_THIS, _OWN, _NOT_EXPIRED).with_for_update()

@@ -67,6 +67,7 @@ DEFAULT: Final = Default.DEFAULT
 _LONGEST_ID = 200
 _LAST_VERSION = 2**63 - 1
 LONGEST_SPAN_MS = 10**14  # an instant after it is still one that a datetime can hold
+_FINGERPRINT = "binding_fingerprint"
 _EMPTY_ROW: Row = dict.fromkeys(column.name for column in statements.tasks.c)
 _MAX_ATTEMPTS, _MOST_ATTEMPTS = 3, 1_000_000
 _QUEUE_PAGE = 100
@@ -80,7 +81,7 @@ class _Parts:
     def __init__(self, database: Database, options: StoreOptions, *, observer: bool = False) -> None:
         self.database, self.options, self.clock = database, options, options.clock
         self.rules = options.rules()
-        self.binding = _open_binding(database, options.binding_secret, observer=observer)
+        self.binding, self._former = _open_bindings(database, options, observer=observer)
         self.waiting = Waiting(database)
         self.recovery = Recovery(database, options, on_change=self.waiting.notify)
         self.turn = UpkeepTurn(database, options.clock)
@@ -99,6 +100,23 @@ class _Parts:
 
     def call(self, auth: AuthContext | None) -> Call:
         return Call(self.binding.auth_key(auth), self.clock.now(), self.writer, self.rules)
+
+    async def requestor(self, auth: AuthContext | None) -> Call:
+        """Return who calls, once whatever is bound to them under an earlier secret is bound under the present one."""
+        call = self.call(auth)
+        for former in self._former if auth is not None else ():
+            former_key = former.auth_key(auth)
+            if await self.read_unit(partial(operations.is_bound_formerly, former_auth_key=former_key)):
+                await self.write_unit(partial(operations.rebind, former_auth_key=former_key, call=call))
+        return call
+
+    async def idempotency(self, auth: AuthContext, key: str, values: Row, call: Call) -> Row:
+        """Make the columns of an idempotency key, once it is known by them if it was used under an earlier secret."""
+        digests = _idempotency(self.binding, auth, key, values)
+        for former in self._former:
+            past = {f"former_{name}": digest for name, digest in _idempotency(former, auth, key, values).items()}
+            await self.write_unit(partial(operations.rebind_key, digests=digests | past, call=call))
+        return digests
 
     def operator_call(self) -> Call:
         return Call(None, self.clock.now(), self.writer, self.rules)
@@ -329,7 +347,7 @@ class TaskStore:
             LeaseLostError: This store is an observer, and runs nothing.
         """
         parts = self._parts
-        call = parts.call(auth)
+        call = await parts.requestor(auth)
         values = self._row(call, ttl, poll_interval, method, name, request, session_id)
         values.update(_policy(OnCrash(on_crash), max_attempts))
         if parent_task_id is not None:
@@ -340,7 +358,7 @@ class TaskStore:
         if idempotency_key is not None:
             if auth is None:
                 raise ValueError("An idempotency_key needs an auth context: without one, anybody's key could be hit.")
-            values.update(self._idempotency(idempotency_key, values))
+            values.update(await parts.idempotency(auth, idempotency_key, values, call))
         if values["request"] is not None:
             values["request"] = parts.rules.cipher.seal(values["request"], "tasks", "request", values["task_id"])
         unit = partial(operations.create_task, values=values, call=call)
@@ -360,11 +378,11 @@ class TaskStore:
 
     async def get_task(self, task_id: str, *, auth: AuthContext | None) -> Task:
         """Read a task; no payload is read."""
-        return await _get_task(self._parts, task_id, self._parts.call(auth))
+        return await _get_task(self._parts, task_id, await self._parts.requestor(auth))
 
     async def get_details(self, task_id: str, *, auth: AuthContext | None) -> TaskDetails:
         """Read a task, its outcome if it is finished, and its open questions: one snapshot of the database."""
-        return await _get_details(self._parts, task_id, self._parts.call(auth))
+        return await _get_details(self._parts, task_id, await self._parts.requestor(auth))
 
     async def get_outcome(self, task_id: str, *, auth: AuthContext | None) -> Outcome:
         """Read what a finished task came to.
@@ -396,6 +414,7 @@ class TaskStore:
         """
         parts, loop = self._parts, asyncio.get_running_loop()
         ends = None if timeout is None else loop.time() + timeout.total_seconds()
+        await parts.requestor(auth)
         with parts.waiting.waiter(_checked(task_id)) as waiter:
             while True:
                 change = waiter.next_change()
@@ -435,11 +454,11 @@ class TaskStore:
             "status": None if status is None else TaskStatus(status),
             "session_digest": None if session_id is None else self._parts.binding.session_digest(session_id),
         }
-        return await _list_tasks(self._parts, self._parts.call(auth), filters, cursor, limit)
+        return await _list_tasks(self._parts, await self._parts.requestor(auth), filters, cursor, limit)
 
     async def list_events(self, task_id: str, *, auth: AuthContext | None, after: int = 0) -> list[TaskEvent]:
         """List a task's state changes after a version, oldest first."""
-        return await _list_events(self._parts, task_id, self._parts.call(auth), after)
+        return await _list_events(self._parts, task_id, await self._parts.requestor(auth), after)
 
     async def cancel_task(self, task_id: str, *, auth: AuthContext | None) -> Task:
         """Cancel a live task: at once on the record; its work is told, and whatever it still says is refused.
@@ -447,7 +466,7 @@ class TaskStore:
         Raises:
             TaskFinishedError: The task is finished already; carries the record that stands.
         """
-        return await _cancel_task(self._parts, task_id, self._parts.call(auth))
+        return await _cancel_task(self._parts, task_id, await self._parts.requestor(auth))
 
     async def answer_inputs(
         self, task_id: str, responses: Mapping[str, JsonValue], *, auth: AuthContext | None
@@ -460,7 +479,7 @@ class TaskStore:
             PayloadError: A response to an open question cannot be stored; none of them is.
         """
         parts = self._parts
-        details = await _read_details(parts, task_id, parts.call(auth))
+        details = await _read_details(parts, task_id, await parts.requestor(auth))
         encoded = {
             key: parts.rules.cipher.seal(parts.rules.encode(response, f"$.{key}"), "inputs", "response", task_id, key)
             for key, response in responses.items()
@@ -482,7 +501,7 @@ class TaskStore:
         Raises:
             NotFinishedError: The task is still live; cancel it first.
         """
-        call = self._parts.call(auth)
+        call = await self._parts.requestor(auth)
         await self._parts.write_unit(partial(operations.delete_task, task_id=_checked(task_id), call=call), call)
         self._parts.waiting.notify(task_id)
         audit.info("deleted %s for %s", shorten(task_id), _whose(call))
@@ -583,15 +602,6 @@ class TaskStore:
         if not parts.writer:
             raise LeaseLostError(row["task_id"])
         return row
-
-    def _idempotency(self, key: str, values: Row) -> Row:
-        binding = self._parts.binding
-        # By the value, not by its bytes: the order of the keys makes no other request.
-        request = payload.canonical(values["request"])
-        return {
-            "idempotency_digest": binding.idempotency_digest(values["auth_key"], key),
-            "request_digest": binding.request_digest(values["method"], values["name"], request),
-        }
 
     def _ttl_ms(self, ttl: timedelta | Default | None) -> int | None:
         options = self._parts.options
@@ -814,6 +824,15 @@ def _position(binding: Binding, cursor: str, scope: str) -> tuple[int, str]:
     return int(created_at), task_id
 
 
+def _idempotency(binding: Binding, auth: AuthContext, key: str, values: Row) -> Row:
+    # By the value, not by its bytes: the order of the keys makes no other request.
+    request = payload.canonical(values["request"])
+    return {
+        "idempotency_digest": binding.idempotency_digest(binding.auth_key(auth), key),
+        "request_digest": binding.request_digest(values["method"], values["name"], request),
+    }
+
+
 def _policy(on_crash: OnCrash, max_attempts: int | None) -> Row:
     """Make the columns that say what becomes of a task when its process is gone."""
     if max_attempts is not None:
@@ -911,8 +930,12 @@ async def open_observer(url: str, *, options: StoreOptions | None = None) -> Asy
         await asyncio.to_thread(parts.close)
 
 
-def _open_binding(database: Database, secret: bytes | None, *, observer: bool) -> Binding:
-    """Bind the store under its secret; the first store to open decides which one that is, and never an observer."""
+def _open_bindings(database: Database, options: StoreOptions, *, observer: bool) -> tuple[Binding, list[Binding]]:
+    """Bind the store under its secret; the first store to open decides which one that is, and never an observer.
+
+    Returns:
+        The binding under the present secret, and those under the earlier ones that the options list.
+    """
 
     def settled(name: str, proposed: bytes) -> bytes:
         known = database.read(partial(_meta, name=name)).result()
@@ -920,12 +943,20 @@ def _open_binding(database: Database, secret: bytes | None, *, observer: bool) -
             known = database.write(partial(_settled, name=name, value=proposed)).result()
         return proposed if known is None else known
 
+    secret, former = options.binding_secret, [Binding(each) for each in options.old_binding_secrets]
     store_secret = settled("store_secret", secrets.token_bytes(32))
     binding = Binding(store_secret if secret is None else secret)
     fingerprint = binding.fingerprint.encode()
-    if settled("binding_fingerprint", fingerprint) != fingerprint:
+    known = settled(_FINGERPRINT, fingerprint)
+    if known == fingerprint:
+        return binding, former
+    if known not in [each.fingerprint.encode() for each in former]:
         raise BindingError(database.label, has_secret=secret is not None)
-    return binding
+    if not observer:
+        # From here on nobody can open the store under the old secret alone, and miss what is bound under the new one.
+        params = {"name": _FINGERPRINT, "known": known, "value": fingerprint}
+        database.write(lambda transaction: transaction.execute(statements.CHANGE_META, params)).result()
+    return binding, former
 
 
 def _meta(transaction: Transaction, name: str) -> bytes | None:

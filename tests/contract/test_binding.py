@@ -3,8 +3,19 @@
 import inspect
 import itertools
 
-from taskstore import AuthContext, TaskStore
+import pytest
+
+from taskstore import (
+    AuthContext,
+    BindingError,
+    IdempotencyConflictError,
+    TaskNotFoundError,
+    TaskStatus,
+    TaskStore,
+)
 from taskstore.testing.contract.binding import CALLS
+
+from .conftest import ALICE, BOB
 
 
 def test_every_call_that_names_a_task_is_among_those_tested_here():
@@ -30,3 +41,62 @@ async def test_every_component_of_an_auth_context_counts(store):
 
     assert len(keys) == len(contexts)
     assert "" not in keys
+
+
+OLD, NEW = b"the old secret, long enough", b"the new secret, long enough"
+
+
+async def test_a_new_binding_secret_takes_over_what_the_old_one_bound(open_store, finish):
+    """A secret must be replaceable, and nobody may lose a task by it."""
+    old = await open_store(binding_secret=OLD)
+    done = await finish(old, {"pages": 10})
+    live = await old.create_task(auth=ALICE, idempotency_key="once", request={"a": 1})
+    bobs = await finish(old, auth=BOB)
+    new = await open_store(binding_secret=NEW, old_binding_secrets=[OLD])
+
+    outcome = await new.get_outcome(done.task_id, auth=ALICE)
+    listed = await new.list_tasks(auth=ALICE)
+    again = await new.create_task(auth=ALICE, idempotency_key="once", request={"a": 1})
+    cancelled = await new.cancel_task(live.task_id, auth=ALICE)
+
+    assert outcome.result == {"pages": 10}
+    assert {task.task_id for task in listed.tasks} == {done.task_id, live.task_id}
+    assert (again.task_id, again.existing) == (live.task_id, True)
+    assert cancelled.status is TaskStatus.CANCELLED
+    with pytest.raises(TaskNotFoundError):
+        await new.get_task(bobs.task_id, auth=ALICE)
+    assert (await new.list_tasks(auth=BOB)).tasks[0].task_id == bobs.task_id
+
+
+async def test_an_idempotency_key_of_the_old_secret_still_refuses_another_request(open_store):
+    old = await open_store(binding_secret=OLD)
+    await old.create_task(auth=ALICE, idempotency_key="once", request={"a": 1})
+    new = await open_store(binding_secret=NEW, old_binding_secrets=[OLD])
+
+    with pytest.raises(IdempotencyConflictError):
+        await new.create_task(auth=ALICE, idempotency_key="once", request={"a": 2})
+
+    other = await new.create_task(auth=ALICE, idempotency_key="twice", request={"a": 2})
+    assert not other.existing
+
+
+async def test_what_a_server_binds_under_the_old_secret_meanwhile_is_found_too(open_store):
+    """Servers get the new secret one after the other."""
+    old = await open_store(binding_secret=OLD)
+    new = await open_store(binding_secret=NEW, old_binding_secrets=[OLD])
+    assert (await new.list_tasks(auth=ALICE)).tasks == ()
+
+    task = await old.create_task(auth=ALICE)
+
+    assert (await new.get_task(task.task_id, auth=ALICE)).task_id == task.task_id
+
+
+async def test_once_replaced_the_old_secret_alone_opens_nothing(open_store):
+    await open_store(binding_secret=OLD)
+    await open_store(binding_secret=NEW, old_binding_secrets=[OLD])
+
+    with pytest.raises(BindingError, match="old_binding_secrets"):
+        await open_store(binding_secret=OLD)
+    with pytest.raises(BindingError):
+        await open_store(binding_secret=b"a third secret, long enough", old_binding_secrets=[OLD])
+    await open_store(binding_secret=NEW)
