@@ -40,9 +40,11 @@ async def fill(store) -> dict[str, str]:
     await store.wait_for_task(asked.task_id, auth=ALICE, since_version=asked.version)
     keys = sorted((await store.get_details(asked.task_id, auth=ALICE)).input_requests)
     await store.answer_inputs(asked.task_id, {keys[0]: MARKER}, auth=ALICE)
+    parked = await store.create_task(auth=ALICE, name="book", caller={"token": MARKER})
+    await store.handle(parked).park({"a": {"method": MARKER}}, state={"step": MARKER})
     # The question stays open; when the store closes, nobody is left to hear the answer.
     asking.add_done_callback(lambda done: done.cancelled() or done.exception())
-    return {"done": done.task_id, "failed": failed.task_id, "asked": asked.task_id}
+    return {"done": done.task_id, "failed": failed.task_id, "asked": asked.task_id, "parked": parked.task_id}
 
 
 async def check_all_open(store, ids):
@@ -125,7 +127,7 @@ async def test_keys_are_rotated_while_servers_work(open_store):
 
     new = await open_store(keys=[NEW])
     await check_all_open(new, ids)
-    assert (first.resealed, second.resealed) == (3, 0)
+    assert (first.resealed, second.resealed) == (4, 0)
     with pytest.raises(CipherError):
         await old.get_details(ids["done"], auth=ALICE)
 
@@ -225,3 +227,17 @@ async def test_a_waiting_question_survives_a_rotation_and_its_answer_is_read(ope
     await both.answer_inputs(task.task_id, {key: "Ann"}, auth=ALICE)
 
     assert await asyncio.wait_for(asking, 10) == {"name": "Ann"}
+
+
+async def test_what_is_kept_for_another_run_survives_a_rotation(open_store):
+    """A question may stand open for longer than a key is in use."""
+    old = await open_store(keys=[OLD])
+    ids = await fill(old)
+    await (await open_store(keys=[NEW, OLD])).operator.rotate_keys()
+    new = await open_store(keys=[NEW])
+
+    details = await new.get_details(ids["parked"], auth=ALICE)
+    await new.answer_inputs(ids["parked"], dict.fromkeys(details.input_requests, MARKER), auth=ALICE)
+    claim = await new.claim_task(["book"])
+
+    assert (claim.caller, claim.state, claim.answers) == ({"token": MARKER}, {"step": MARKER}, {"a": MARKER})
