@@ -302,6 +302,11 @@ class TaskStore:
         finally:
             await asyncio.to_thread(parts.close)
 
+    @property
+    def seals(self) -> bool:
+        """Whether payloads are sealed at rest (``StoreOptions.keys``)."""
+        return bool(self._parts.options.keys)
+
     async def create_task(
         self,
         *,

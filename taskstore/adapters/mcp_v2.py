@@ -17,7 +17,7 @@ from typing import Any, Literal, TypeVar, overload
 
 import anyio
 from mcp.server.auth.middleware.auth_context import get_access_token
-from mcp.server.auth.provider import principal_components
+from mcp.server.auth.provider import AccessToken, principal_components
 from mcp.server.context import CallNext, HandlerResult, ServerRequestContext
 from mcp.server.extension import Extension, MethodBinding
 from mcp.server.mcpserver import MCPServer
@@ -37,14 +37,15 @@ from mcp_types import (
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from pydantic import JsonValue
 
-from taskstore.adapters.mcp_v2_context import task_context, work_result
+from taskstore.adapters.mcp_v2_context import run_tool, task_context
 from taskstore.adapters.mcp_v2_legacy import (
     LEGACY_VERSION,
     AugmentedContext,
     LegacyMiddleware,
-    TaskMode,
     ask_on_stream,
 )
+from taskstore.adapters.mcp_v2_policy import TaskMode, TaskPolicies, TaskPolicy, check_span
+from taskstore.adapters.mcp_v2_rerun import RerunContext, caller_of, request_of, run_again, token_of
 from taskstore.adapters.requests import (
     LIMIT_EXCEEDED,
     Params,
@@ -62,9 +63,9 @@ from taskstore.binding import AuthContext
 from taskstore.errors import LimitExceededError, PayloadError, TaskStoreError
 from taskstore.handle import TaskHandle
 from taskstore.options import StoreOptions
-from taskstore.runner import TaskRunner, WorkError, WorkResult
+from taskstore.runner import TaskRunner, Work, WorkError, WorkParked, WorkResult
 from taskstore.store import DEFAULT, Default, TaskStore
-from taskstore.task import OnCrash
+from taskstore.task import Claim, OnCrash
 
 if sys.platform != "win32":
     import pwd
@@ -89,24 +90,18 @@ _ANSWERS: Mapping[str, tuple[Answer | None, Answer | None]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class TaskPolicy:
-    """How a tool runs as a task; bound to the tool's function, so that no rename loses it."""
-
-    tool: Callable[..., object]
-    mode: TaskMode
-    ttl: timedelta | Default | None
-    poll_interval: timedelta | None
-    on_crash: OnCrash
-
-
-@dataclass(frozen=True, slots=True)
 class _Serving:
-    """What exists while the server's lifespan lasts."""
+    """What exists while the server's lifespan lasts.
+
+    Attributes:
+        lifespan_contexts: What each lifespan that has been entered yields to its requests; oldest first.
+    """
 
     server: MCPServer[Any]
     store: TaskStore
     runner: TaskRunner
     closing: AsyncExitStack
+    lifespan_contexts: dict[object, object]
 
 
 class TasksExtension(Extension):
@@ -155,18 +150,17 @@ class TasksExtension(Extension):
     ) -> None:
         if options is not None and isinstance(store, TaskStore):
             raise ValueError("options are for opening a URL; an open TaskStore already has its own.")
-        _check_span("default_ttl", default_ttl)
-        _check_span("default_poll_interval", default_poll_interval)
+        check_span("default_ttl", default_ttl)
+        check_span("default_poll_interval", default_poll_interval)
         self._store = store
         self._options = options
         self._resolve_auth = resolve_auth
         self._default_ttl = default_ttl
         self._default_poll_interval = default_poll_interval
         self._drain = drain
-        self._policies: dict[int, TaskPolicy] = {}  # by id(); each policy holds its function, so no id comes again
+        self._policies = TaskPolicies()
         self.legacy = LegacyMiddleware(self._mode_of, self._tells_apart)
         self._gate = anyio.Lock()
-        self._users = 0
         self._serving: _Serving | None = None
 
     @property
@@ -184,27 +178,39 @@ class TasksExtension(Extension):
         *,
         ttl: timedelta | Default | None = DEFAULT,
         poll_interval: timedelta | None = None,
-        on_crash: OnCrash | Literal["fail"] = OnCrash.FAIL,
+        on_crash: OnCrash | Literal["fail", "retry", "ask"] = OnCrash.FAIL,
+        max_attempts: int | None = None,
+        input_first: bool = False,
+        needs_token: bool = False,
     ) -> Callable[[ToolT], ToolT]:
         """Let a tool run as a task; stands below ``@server.tool()`` and returns the function unchanged.
+
+        A tool that *returns* its questions (``InputRequiredResult``) ends with them: its task waits in the database,
+        holds no process, and the last answer has the tool called again, by whatever server process of that name takes
+        it first. A tool that *awaits* an answer (``ctx.elicit()``) waits in its process.
 
         Args:
             mode: ``required`` refuses clients that did not declare the extension (-32021); for them an
                 ``optional`` tool runs inline.
             ttl: Lifetime from creation; None is unlimited; left out, the extension's default.
             poll_interval: How often clients are asked to poll; None is the extension's default.
-            on_crash: What recovery does when the server dies; ``fail`` ends the task with an honest error.
+            on_crash: What becomes of the task when its process dies or stops. ``fail`` ends it with an honest error;
+                ``retry`` has the tool called again, which must bear that; ``ask`` asks the client whether to.
+            max_attempts: How many deaths ``retry`` and ``ask`` put up with; None is 3.
+            input_first: Run the first call inline, so that what the tool asks there is answered before there is a
+                task (multi round-trip requests); the call that brings the answers becomes the task. For tools that
+                ask before they do anything else.
+            needs_token: Keep the caller's access token, sealed, for as long as the task is live, so that
+                ``get_access_token()`` finds it in later runs too; a run that lacks it fails. Without this, later runs
+                have no token. Needs ``StoreOptions(keys=...)``.
 
         Raises:
-            ValueError: The mode or the policy is unknown, or a duration is not positive.
+            ValueError: The mode or the policy is unknown, or a number is out of its range.
         """
-        if mode not in ("optional", "required"):
-            raise ValueError(f'mode must be "optional" or "required", not {mode!r}; write @tasks.task() with brackets.')
-        _check_span("ttl", ttl)
-        _check_span("poll_interval", poll_interval)
+        policy = TaskPolicy(mode, ttl, poll_interval, OnCrash(on_crash), max_attempts, input_first, needs_token)
 
         def bind(tool: ToolT) -> ToolT:
-            self._policies[id(tool)] = TaskPolicy(tool, mode, ttl, poll_interval, OnCrash(on_crash))
+            self._policies.bind(tool, policy)
             return tool
 
         return bind
@@ -223,12 +229,12 @@ class TasksExtension(Extension):
         A lifespan of your own is entered first and left last, so that running tasks can use what it yields.
         """
         if isinstance(argument, MCPServer):
-            return self._serve(argument)
+            return self._serve_alone(argument)
         own = argument
 
         @asynccontextmanager
         async def composed(server: MCPServer[LifespanT]) -> AsyncIterator[LifespanT]:
-            async with own(server) as context, self._serve(server):
+            async with own(server) as context, self._serve(server, context):
                 yield context
 
         return composed
@@ -250,6 +256,8 @@ class TasksExtension(Extension):
         self, params: CallToolRequestParams, ctx: ServerRequestContext, call_next: CallNext
     ) -> HandlerResult:
         """Run the call as a task when the tool's policy and the client allow it, else inline."""
+        if isinstance(ctx, RerunContext):
+            return await call_next(ctx)  # there is a task already, and this is its work
         policy = self._policy_of(params.name)
         augmentation = ctx.augmentation if isinstance(ctx, AugmentedContext) else None
         if policy is None or (policy.mode == "optional" and augmentation is None and not self._is_declared(ctx)):
@@ -259,20 +267,20 @@ class TasksExtension(Extension):
                 problem = f"runs only as a task, which protocol version {ctx.protocol_version} cannot carry here"
                 raise MCPError(METHOD_NOT_FOUND, f"Tool {params.name} {problem}; use {MODERN_PROTOCOL_VERSIONS[-1]}.")
             require_client_extension(ctx, self.identifier)
+            if policy.input_first and params.input_responses is None and params.request_state is None:
+                return await call_next(ctx)
         ttl = self._default_ttl if policy.ttl is DEFAULT else policy.ttl
         if augmentation is not None and augmentation.ttl is not DEFAULT:
             ttl = augmentation.ttl
 
         auth = self._auth_of(ctx)
+        # Before anything runs: the work may change the params.
+        request, caller = request_of(params), caller_of(ctx, self._token_for(policy, params.name))
 
-        async def work(handle: TaskHandle) -> WorkResult:
+        async def work(handle: TaskHandle) -> WorkResult | WorkParked:
             if augmentation is not None:
                 self.legacy.follow(ctx, self.store, auth, handle.task_id)
-            inside = task_context(ctx, handle, self.legacy.creator_of(handle.task_id))
-            try:
-                return work_result(await call_next(inside), params.name, ctx.protocol_version)
-            except MCPError as error:
-                raise WorkError(error.code, error.message, error.data) from error
+            return await run_tool(params, task_context(ctx, handle, self.legacy.creator_of(handle.task_id)), call_next)
 
         try:
             task = await self._now_serving().runner.start(
@@ -281,7 +289,10 @@ class TasksExtension(Extension):
                 ttl=ttl,
                 poll_interval=policy.poll_interval or self._default_poll_interval,
                 name=params.name,
-                request={"name": params.name, "arguments": params.arguments or {}},
+                request=request,
+                on_crash=policy.on_crash,
+                max_attempts=policy.max_attempts,
+                caller=caller,
             )
         except PayloadError as refusal:
             raise MCPError(INVALID_PARAMS, str(refusal)) from refusal
@@ -352,20 +363,20 @@ class TasksExtension(Extension):
         return None if policy is None else policy.mode
 
     def _policy_of(self, tool_name: str) -> TaskPolicy | None:
-        """Find the policy of a registered tool's function, through whatever wraps the decorated one."""
-        if not self._policies:
+        return self._policies.find(self._now_serving().server, tool_name) if self._policies else None
+
+    def _token_for(self, policy: TaskPolicy, tool_name: str) -> AccessToken | None:
+        """Return the access token of this request if the tool needs it in later runs."""
+        if not policy.needs_token:
             return None
-        # Private, for want of a public way from a tool's name to its function.
-        tool = self._now_serving().server._tool_manager.get_tool(tool_name)
-        function: object = None if tool is None else tool.fn
-        while function is not None:
-            if (policy := self._policies.get(id(function))) is not None:
-                return policy
-            if isinstance(function, functools.partial):
-                function = function.func
-            else:
-                function = getattr(function, "__wrapped__", None) or getattr(function, "__func__", None)
-        return None
+        token = get_access_token()
+        if token is None:
+            raise MCPError(INVALID_REQUEST, f"Tool {tool_name} needs an access token, and the request carries none.")
+        if not self.store.seals:
+            problem = f"Tool {tool_name} keeps access tokens, so its store needs StoreOptions(keys=...)."
+            logger.error("%s", problem)
+            raise MCPError(INTERNAL_ERROR, problem)
+        return token
 
     def _now_serving(self) -> _Serving:
         if self._serving is None:
@@ -377,28 +388,36 @@ class TasksExtension(Extension):
         return self._serving
 
     @asynccontextmanager
-    async def _serve(self, server: MCPServer[LifespanT]) -> AsyncIterator[dict[str, object]]:
+    async def _serve_alone(self, server: MCPServer[Any]) -> AsyncIterator[dict[str, object]]:
+        context: dict[str, object] = {}
+        async with self._serve(server, context):
+            yield context
+
+    @asynccontextmanager
+    async def _serve(self, server: MCPServer[Any], lifespan_context: object) -> AsyncIterator[None]:
         """Hold the store open; the first to enter opens it, the last to leave closes it.
 
         The SDK enters a server's lifespan once per process over HTTP, but once per connection in process.
         """
+        entry = object()
         async with self._gate:
             if self._serving is None:
-                self._serving = await self._open(server)
+                self._serving = await self._open(server, {entry: lifespan_context})
             elif self._serving.server is not server:
                 raise RuntimeError("This TasksExtension already serves another server; give each server its own.")
-            self._users += 1
+            serving = self._serving
+            serving.lifespan_contexts[entry] = lifespan_context
         try:
-            yield {}
+            yield
         finally:
             with anyio.CancelScope(shield=True):
                 async with self._gate:
-                    self._users -= 1
-                    if self._users == 0:
-                        serving, self._serving = self._serving, None
+                    if len(serving.lifespan_contexts) == 1:
+                        self._serving = None
                         await serving.closing.aclose()
+                    del serving.lifespan_contexts[entry]
 
-    async def _open(self, server: MCPServer[LifespanT]) -> _Serving:
+    async def _open(self, server: MCPServer[Any], lifespan_contexts: dict[object, object]) -> _Serving:
         async with AsyncExitStack() as stack:
             if isinstance(self._store, TaskStore):
                 store = self._store
@@ -407,14 +426,35 @@ class TasksExtension(Extension):
                 options = replace(options, server=options.server or server.name)
                 store = await stack.enter_async_context(TaskStore.open(self._store, options=options))
             stack.callback(self.legacy.close)
-            runner = TaskRunner(store)
+            rerun = _Rerun(server, self._policies, lifespan_contexts, self.legacy)
+            runner = TaskRunner(store, rerun=rerun)
             stack.push_async_callback(runner.close, self._drain)
-            return _Serving(server, store, runner, stack.pop_all())
+            return _Serving(server, store, runner, stack.pop_all(), lifespan_contexts)
 
 
-def _check_span(name: str, span: timedelta | Default | None) -> None:
-    if isinstance(span, timedelta) and span <= timedelta(0):
-        raise ValueError(f"{name} must be longer than nothing, not {span}.")
+@dataclass(frozen=True, slots=True)
+class _Rerun:
+    """Runs a server's tools again, for the tasks that the runner claims."""
+
+    server: MCPServer[Any]
+    policies: TaskPolicies
+    lifespan_contexts: Mapping[object, object]
+    legacy: LegacyMiddleware
+
+    def names(self) -> list[str]:
+        return self.policies.names(self.server)
+
+    def work(self, claim: Claim) -> Work:
+        async def work(handle: TaskHandle) -> WorkResult | WorkParked:
+            name = claim.task.name or ""
+            policy = self.policies.find(self.server, name)
+            if policy is not None and policy.needs_token and token_of(claim) is None:
+                raise WorkError(INTERNAL_ERROR, f"Tool {name} needs its caller's access token, which was not kept.")
+            lifespan_context = next(iter(self.lifespan_contexts.values()))
+            creator = self.legacy.creator_of(handle.task_id)
+            return await run_again(self.server, claim, handle, lifespan_context, creator)
+
+        return work
 
 
 def _internal_error(method: str) -> MCPError:

@@ -11,11 +11,12 @@ import asyncio
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from typing import Any
 
 import anyio
 from mcp.server.connection import Connection
-from mcp.server.context import HandlerResult, ServerRequestContext
+from mcp.server.context import CallNext, HandlerResult, ServerRequestContext
 from mcp.server.session import ServerSession
 from mcp.shared.dispatcher import CallOptions
 from mcp.shared.exceptions import MCPError, NoBackChannelError
@@ -25,10 +26,12 @@ from mcp_types import (
     INTERNAL_ERROR,
     MISSING_REQUIRED_CLIENT_CAPABILITY,
     REQUEST_TIMEOUT,
+    CallToolRequestParams,
     ClientCapabilities,
     ElicitationCapability,
     ErrorData,
     FormElicitationCapability,
+    Implementation,
     MissingRequiredClientCapabilityErrorData,
     RequestId,
     RootsCapability,
@@ -43,9 +46,12 @@ from pydantic import BaseModel, JsonValue, ValidationError
 from taskstore.adapters.mcp_v2_legacy import LegacyClient
 from taskstore.errors import LeaseLostError, TaskFinishedError, TaskNotFoundError
 from taskstore.handle import TaskHandle
-from taskstore.runner import WorkError, WorkResult
+from taskstore.runner import WorkError, WorkParked, WorkResult
 
 logger = logging.getLogger("taskstore")
+
+_FIRST_PAUSE = timedelta(milliseconds=50)
+_LONGEST_PAUSE = timedelta(milliseconds=250)
 
 
 def task_context(
@@ -57,37 +63,66 @@ def task_context(
         creator: The client of MCP 2025-11-25 that hears of the task, notifications of the tool included.
     """
     client, capabilities = ctx.session.client_params, ctx.session.client_capabilities
-    channel = _TaskChannel(handle, ctx.protocol_version, capabilities, ctx.request_id, creator)
-    connection = Connection.from_envelope(
-        ctx.protocol_version, None if client is None else client.client_info, capabilities, outbound=channel
-    )
-    session = ServerSession(channel, connection)
+    info = None if client is None else client.client_info
+    session = task_session(handle, ctx.protocol_version, info, capabilities, ctx.request_id, creator)
     return replace(ctx, session=session, close_sse_stream=None, close_standalone_sse_stream=None)
 
 
-def work_result(result: HandlerResult, tool_name: str, protocol_version: str) -> WorkResult:
+def task_session(
+    handle: TaskHandle,
+    protocol_version: str,
+    client_info: Implementation | JsonValue,
+    capabilities: ClientCapabilities | JsonValue,
+    request_id: RequestId | None,
+    creator: LegacyClient | None,
+) -> ServerSession:
+    """Make the session of a tool inside a task, for the client that called it, or its JSON."""
+    channel = _TaskChannel(handle, request_id, creator)
+    channel.connection = Connection.from_envelope(protocol_version, client_info, capabilities, outbound=channel)
+    return ServerSession(channel, channel.connection)
+
+
+async def run_tool(
+    params: CallToolRequestParams, inside: ServerRequestContext, call_next: CallNext
+) -> WorkResult | WorkParked:
+    """Run a tool to the end, or to its questions.
+
+    Args:
+        params: What the tool is called with.
+        inside: The tool's context inside the task.
+
+    Raises:
+        WorkError: The call would have been answered with a JSON-RPC error.
+    """
+    pause = _FIRST_PAUSE
+    while True:
+        try:
+            wire = _wire(await call_next(inside))
+            if wire.get("resultType") != "input_required":
+                return work_result(wire, params.name, inside.protocol_version)
+            if requests := wire.get("inputRequests"):
+                asked = input_requests(requests, inside.session.client_capabilities, inside.protocol_version)
+                return WorkParked(asked, wire.get("requestState"))
+        except MCPError as error:
+            raise WorkError(error.code, error.message, error.data) from error
+        # It asks nothing, so it wants to be called again after a while, as the SDK's client would do.
+        params.input_responses, params.request_state = None, wire["requestState"]
+        await asyncio.sleep(pause.total_seconds())
+        pause = min(2 * pause, _LONGEST_PAUSE)
+
+
+def work_result(wire: dict[str, Any], tool_name: str, protocol_version: str) -> WorkResult:
     """Give a tool's result the shape that the same call would have had on the wire.
 
     ``resultType`` is left out: it belongs to the envelope of a response, and an inlined result has none.
 
     Raises:
-        WorkError: The call would have been answered with a JSON-RPC error, or it asks for input.
+        WorkError: The call would have been answered with a JSON-RPC error.
 
     Source: MCP 2026-07-28, extension io.modelcontextprotocol/tasks, "Task Execution Errors": the result is what the
     request would have returned.
     """
-    if isinstance(result, ErrorData):
-        raise WorkError(result.code, result.message, result.data)
-    if isinstance(result, BaseModel):
-        wire = result.model_dump(by_alias=True, mode="json", exclude_none=True)
-    else:
-        wire = dict(result or {})
-    result_type = wire.get("resultType", "complete")
-    if result_type == "input_required":
-        raise WorkError(
-            INTERNAL_ERROR, f"Tool {tool_name} asked for input while it ran as a task, which is not supported."
-        )
-    if result_type == "complete":  # any other type is an extension's, which alone knows its shape
+    if wire.get("resultType", "complete") == "complete":  # any other type is an extension's, which knows its shape
         try:
             wire = serialize_server_result("tools/call", protocol_version, wire)
         except ValidationError as problem:
@@ -95,6 +130,14 @@ def work_result(result: HandlerResult, tool_name: str, protocol_version: str) ->
             raise WorkError(INTERNAL_ERROR, "Handler returned an invalid result") from problem
         wire.pop("resultType", None)
     return WorkResult(wire, is_error=wire.get("isError") is True)
+
+
+def _wire(result: HandlerResult) -> dict[str, Any]:
+    if isinstance(result, ErrorData):
+        raise MCPError.from_error_data(result)
+    if isinstance(result, BaseModel):
+        return result.model_dump(by_alias=True, mode="json", exclude_none=True)
+    return dict(result or {})
 
 
 def input_requests(
@@ -105,7 +148,6 @@ def input_requests(
     Raises:
         MCPError: The client did not declare what one of the requests needs (-32021, as for the call itself).
         NoBackChannelError: One of them is no request that a client could be asked.
-        pydantic.ValidationError: One of them does not have the shape of its method.
     """
     for request in requests.values():
         required = _required_capabilities(request)
@@ -164,10 +206,9 @@ class _TaskChannel:
     """The SDK's ``DispatchContext`` of a task: progress and requests are stored, all else has no client to go to."""
 
     handle: TaskHandle
-    protocol_version: str
-    capabilities: ClientCapabilities | None
     request_id: RequestId | None
     creator: LegacyClient | None
+    connection: Connection = field(init=False)
     transport: TransportContext = field(default_factory=lambda: TransportContext(kind="task", can_send_request=True))
     message_metadata: MessageMetadata = None
     cancel_requested: anyio.Event = field(default_factory=anyio.Event)
@@ -204,7 +245,7 @@ class _TaskChannel:
         if params is not None:
             request["params"] = dict(params)
         name = method.partition("/")[0]
-        asked = input_requests({name: request}, self.capabilities, self.protocol_version)
+        asked = input_requests({name: request}, self.connection.client_capabilities, self.connection.protocol_version)
         try:
             async with asyncio.timeout((opts or {}).get("timeout")):
                 answers: Mapping[str, Any] = await self.handle.ask(asked)

@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from datetime import timedelta
-from typing import Any, Literal
+from typing import Any
 
 from mcp.server.context import CallNext, HandlerResult, ServerRequestContext
 from mcp.shared.exceptions import MCPError, NoBackChannelError
@@ -22,6 +22,7 @@ from mcp.shared.message import ServerMessageMetadata
 from mcp_types import CONNECTION_CLOSED, INVALID_PARAMS, METHOD_NOT_FOUND, Notification, Request, Result
 from pydantic import ConfigDict, JsonValue, ValidationError
 
+from taskstore.adapters.mcp_v2_policy import TaskMode
 from taskstore.adapters.requests import Ask, RequestError, legacy_ttl
 from taskstore.adapters.wire import (
     WireObject,
@@ -39,8 +40,6 @@ logger = logging.getLogger("taskstore")
 LEGACY_VERSION = "2025-11-25"  # older ones have no tasks
 
 SEND_PATIENCE = timedelta(seconds=5)
-
-TaskMode = Literal["optional", "required"]
 
 
 @dataclass

@@ -13,10 +13,9 @@ from mcp.server.context import ServerRequestContext
 from mcp.server.mcpserver import Context, MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
 from mcp.shared.exceptions import MCPError
-from mcp_types import ElicitRequest, ElicitRequestFormParams, InputRequiredResult
 from pydantic import BaseModel
 
-from taskstore import AuthContext, StoreOptions, TaskStore
+from taskstore import AuthContext, OnCrash, StoreOptions, TaskStore
 from taskstore.adapters.mcp_v2 import TasksExtension
 
 EXTENSION = "io.modelcontextprotocol/tasks"
@@ -212,6 +211,14 @@ def test_a_wrong_mode_is_refused_at_once(tasks: TasksExtension, mode: Any) -> No
     """Decorating without brackets passes the function as the mode."""
     with pytest.raises(ValueError, match="mode must be"):
         tasks.task(mode)
+
+
+def test_a_policy_that_cannot_be_followed_is_refused_at_once(tasks: TasksExtension) -> None:
+    """A tool's work is here; what is done elsewhere is no tool's, and nothing is attempted less than once."""
+    with pytest.raises(ValueError, match="not external"):
+        tasks.task(on_crash=OnCrash.EXTERNAL)
+    with pytest.raises(ValueError, match="max_attempts"):
+        tasks.task(on_crash="retry", max_attempts=0)
 
 
 @pytest.mark.parametrize("name", ["ttl", "poll_interval"])
@@ -463,24 +470,6 @@ async def test_a_result_that_cannot_be_stored_fails_the_task(
 
     assert polled["status"] == "failed"
     assert "content[0].text" in polled["error"]["message"]
-
-
-async def test_a_tool_that_asks_for_input_inside_a_task_fails_and_says_so(
-    server: MCPServer, tasks: TasksExtension, connect: Any, local: AuthContext
-) -> None:
-    """Left as it is, the questions would be inlined as if they were the result."""
-    question = ElicitRequest(params=ElicitRequestFormParams(message="Sure?", requested_schema={"type": "object"}))
-
-    @server.tool()
-    @tasks.task()
-    async def work() -> str | InputRequiredResult:
-        return InputRequiredResult(input_requests={"sure": question})
-
-    async with connect(server) as peer:
-        polled = await result_of(tasks, peer, await peer.start("work"), local)
-
-    assert polled["status"] == "failed"
-    assert "asked for input" in polled["error"]["message"]
 
 
 # --- whose task

@@ -9,9 +9,9 @@ import socket
 
 import anyio
 import uvicorn
-from mcp.server.mcpserver import MCPServer
+from mcp.server.mcpserver import Context, MCPServer
 from mcp.shared.exceptions import MCPError
-from mcp_types import INTERNAL_ERROR
+from mcp_types import INTERNAL_ERROR, ElicitRequest, ElicitRequestFormParams, ElicitResult, InputRequiredResult
 
 from taskstore.adapters.mcp_v2 import TasksExtension
 
@@ -42,7 +42,45 @@ def make_server(url: str) -> MCPServer:
     async def protocol_error_job() -> str:
         raise MCPError(INTERNAL_ERROR, "The job failed at protocol level.")
 
+    @server.tool()
+    @tasks.task()
+    async def confirm_delete(filename: str, ctx: Context) -> str | InputRequiredResult:
+        confirmed = answers(ctx).get("confirm")
+        if confirmed is None:
+            return ask({"confirm": (f"Delete {filename}?", "confirm", "boolean")})
+        return f"deleted {filename}" if (confirmed.content or {}).get("confirm") else f"kept {filename}"
+
+    @server.tool()
+    @tasks.task()
+    async def multi_input(ctx: Context) -> str | InputRequiredResult:
+        given = answers(ctx)
+        if not given:
+            return ask({"first": ("Your first name?", "name", "string"), "last": ("Your last name?", "name", "string")})
+        return " ".join(str((given[key].content or {}).get("name")) for key in ("first", "last"))
+
+    @server.tool()
+    @tasks.task(mode="required", input_first=True)
+    async def test_tool_with_task(ctx: Context) -> str | InputRequiredResult:
+        named = answers(ctx).get("user_name")
+        if named is None:
+            return ask({"user_name": ("Your name?", "name", "string")})
+        return f"Task completed for {(named.content or {}).get('name')}"
+
     return server
+
+
+def ask(questions: dict[str, tuple[str, str, str]]) -> InputRequiredResult:
+    """Ask questions: per key a message, and name and type of the one field to fill in."""
+    requests = {}
+    for key, (message, name, kind) in questions.items():
+        schema = {"type": "object", "properties": {name: {"type": kind}}, "required": [name]}
+        requests[key] = ElicitRequest(params=ElicitRequestFormParams(message=message, requested_schema=schema))
+    return InputRequiredResult(input_requests=requests)
+
+
+def answers(ctx: Context) -> dict[str, ElicitResult]:
+    """Return the answers to the questions of the call before."""
+    return {key: each for key, each in (ctx.input_responses or {}).items() if isinstance(each, ElicitResult)}
 
 
 class _AnnouncedServer(uvicorn.Server):
