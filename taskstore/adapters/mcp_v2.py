@@ -44,6 +44,7 @@ from taskstore.adapters.mcp_v2_legacy import (
     LegacyMiddleware,
     ask_on_stream,
 )
+from taskstore.adapters.mcp_v2_listen import serve_tasks_on_listen
 from taskstore.adapters.mcp_v2_policy import TaskMode, TaskPolicies, TaskPolicy, check_span
 from taskstore.adapters.mcp_v2_rerun import RerunContext, caller_of, request_of, run_again, token_of
 from taskstore.adapters.requests import (
@@ -328,6 +329,10 @@ class TasksExtension(Extension):
         except TaskStoreError as problem:
             raise _internal_error(ctx.method) from problem
 
+    def _admit_listener(self, ctx: ServerRequestContext) -> tuple[TaskStore, AuthContext | None]:
+        require_client_extension(ctx, self.identifier)
+        return self.store, self._auth_of(ctx)
+
     def _is_declared(self, ctx: ServerRequestContext) -> bool:
         """Tell whether this very request declares the extension; what earlier ones declared does not count."""
         declared = ctx.session.client_capabilities
@@ -425,6 +430,7 @@ class TasksExtension(Extension):
                 options = self._options or StoreOptions()
                 options = replace(options, server=options.server or server.name)
                 store = await stack.enter_async_context(TaskStore.open(self._store, options=options))
+            serve_tasks_on_listen(server, self._admit_listener)
             stack.callback(self.legacy.close)
             rerun = _Rerun(server, self._policies, lifespan_contexts, self.legacy)
             runner = TaskRunner(store, rerun=rerun)

@@ -13,13 +13,13 @@ import mcp_types
 import pytest
 import uvicorn
 from mcp import Client
-from mcp.client.extension import ClaimContext, ClientExtension, ResultClaim
+from mcp.client.extension import ClaimContext, ClientExtension, NotificationBinding, ResultClaim
 from mcp.client.streamable_http import streamable_http_client
 from mcp.server.auth.provider import AccessToken
 from mcp.server.auth.settings import AuthSettings
 from mcp.server.mcpserver import MCPServer
 from mcp.shared.exceptions import MCPError
-from pydantic import AnyHttpUrl, ConfigDict
+from pydantic import AnyHttpUrl, BaseModel, ConfigDict
 
 from taskstore import AuthContext, Task, TaskStatus, TaskStore
 from taskstore.adapters.mcp_v2 import TasksExtension, _local_user
@@ -48,10 +48,39 @@ class CreatedTask(mcp_types.Result):
         return {"resultType": self.result_type, **(self.model_extra or {})}
 
 
+Messages = asyncio.Queue[dict[str, Any]]
+
+
+class Heard:
+    """Keeps the server's notifications that the SDK knows."""
+
+    def __init__(self) -> None:
+        self.messages: Messages = asyncio.Queue()
+
+    async def hear(self, message: object) -> None:
+        if isinstance(message, BaseModel):
+            self.messages.put_nowait(message.model_dump(by_alias=True, exclude_none=True))
+
+
+class Pushed(BaseModel):
+    """The params of a notification, as they came over the wire."""
+
+    model_config = ConfigDict(extra="allow")
+
+
 class DeclaresTasks(ClientExtension):
-    """Declares the extension and takes a CreateTaskResult as it is."""
+    """Declares the extension, takes a CreateTaskResult as it is, and keeps what is pushed about tasks."""
 
     identifier = EXTENSION
+
+    def __init__(self) -> None:
+        self.pushed: Messages = asyncio.Queue()
+
+    def notifications(self) -> list[NotificationBinding[Pushed]]:
+        async def keep(params: Pushed) -> None:
+            self.pushed.put_nowait(params.model_extra or {})
+
+        return [NotificationBinding(method="notifications/tasks", params_type=Pushed, handler=keep)]
 
     def claims(self) -> list[ResultClaim[CreatedTask]]:
         async def resolve(created: CreatedTask, context: ClaimContext) -> mcp_types.CallToolResult:
@@ -71,10 +100,19 @@ class TaskRequest(RawRequest):
 
 
 class Peer:
-    """A connected client in terms of the extension."""
+    """A connected client in terms of the extension.
 
-    def __init__(self, client: Client) -> None:
-        self.client = client
+    Attributes:
+        pushed: The params of the notifications about tasks that came so far.
+        messages: The notifications that came so far of those that the SDK knows.
+    """
+
+    def __init__(self, client: Client, pushed: Messages, messages: Messages) -> None:
+        self.client, self.pushed, self.messages = client, pushed, messages
+
+    async def listen(self, **filters: object) -> dict[str, Any]:
+        """Open a stream of notifications; return when the server ends it."""
+        return await self.request("subscriptions/listen", {"notifications": filters}, routed=False)
 
     async def call(self, tool: str, **arguments: object) -> dict[str, Any]:
         """Call a tool and return the result's JSON, be it a task or not."""
@@ -123,9 +161,10 @@ async def _connect(
             headers = {} if token is None else {"Authorization": f"Bearer {token}"}
             http = await stack.enter_async_context(httpx2.AsyncClient(headers=headers))
             where = streamable_http_client(target, http_client=http)
-        extensions = [DeclaresTasks()] if declares else []
-        client = await stack.enter_async_context(Client(where, mode=mode, extensions=extensions, **options))
-        yield Peer(client)
+        extension, heard = DeclaresTasks(), Heard()
+        extensions = [extension] if declares else []
+        client = Client(where, mode=mode, extensions=extensions, message_handler=heard.hear, **options)
+        yield Peer(await stack.enter_async_context(client), extension.pushed, heard.messages)
 
 
 class _Uvicorn(uvicorn.Server):
