@@ -37,6 +37,7 @@ from mcp_types import (
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from pydantic import JsonValue
 
+from taskstore.adapters.mcp_v2_client import PolledTask, RemoteTask, TaskCancelledError, TasksClient
 from taskstore.adapters.mcp_v2_context import run_tool, task_context
 from taskstore.adapters.mcp_v2_legacy import (
     LEGACY_VERSION,
@@ -70,6 +71,8 @@ from taskstore.task import Claim, OnCrash
 
 if sys.platform != "win32":
     import pwd
+
+__all__ = ["PolledTask", "RemoteTask", "TaskCancelledError", "TasksClient", "TasksExtension"]
 
 logger = logging.getLogger("taskstore")
 

@@ -3,6 +3,7 @@
 import re
 import textwrap
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -34,14 +35,29 @@ def test_the_server_of_the_readme_can_be_made(tmp_path, monkeypatch):
     assert names["server"].name == "reports"  # type: ignore[attr-defined]
 
 
+async def run(block: str, names: dict[str, object], result: str) -> Any:
+    """Run code that awaits, and return one of its variables."""
+    imports, body = block.split("\n\n", 1)
+    exec(f"{imports}\n\nasync def main():\n{textwrap.indent(body, '    ')}\n    return {result}", names)
+    main: Any = names["main"]
+    return await main()
+
+
+async def test_the_client_of_the_readme_runs_against_its_server(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, object] = {}
+    exec(blocks("python")[0], names)
+
+    result = await run(blocks("python")[1].replace('"http://127.0.0.1:8000/mcp"', "server"), names, "result")
+
+    assert result.structured_content == {"result": "All about tides"}
+
+
 async def test_the_store_of_the_readme_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    imports, body = blocks("python")[1].split("\n\n", 1)
-    names: dict[str, object] = {}
 
-    exec(f"{imports}\n\nasync def main():\n{textwrap.indent(body, '    ')}\n    return outcome", names)
+    outcome = await run(blocks("python")[2], {}, "outcome")
 
-    outcome = await names["main"]()  # type: ignore[operator]
     assert outcome.result == {"pages": 10}
 
 
