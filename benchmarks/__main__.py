@@ -36,12 +36,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         calm_seconds=asked.calm,
     )
     machine = describe(asked.folder, file_system_of(asked.folder))
-    with _progress(plan.runs_of_each * len(asked.backend)) as (say, step):
+    backends = [BACKENDS[name] for name in asked.backend]
+    with _progress(sum(plan.runs_of(backend) for backend in backends)) as (say, step):
         if machine["file_system"] in ("tmpfs", "ramfs"):
             say(f"{asked.folder} is in memory: nothing survives a power loss there; give --folder on a disk.")
         session = measure(
             plan,
-            [BACKENDS[name] for name in asked.backend],
+            backends,
             folder=asked.folder,
             install=not asked.no_install,
             say=say,

@@ -13,6 +13,7 @@ class Backend:
         survives: What the durability means, for the table.
         needs_postgres: Whether its place is a PostgreSQL database; else it is the path of an SQLite file.
         packages: Distributions whose versions the report names.
+        without: Scenarios that it has no counterpart of.
         requirements: Of a peer that gets an environment of its own, pinned; empty for what runs in ours.
     """
 
@@ -23,6 +24,7 @@ class Backend:
     survives: str
     packages: tuple[str, ...] = ()
     needs_postgres: bool = False
+    without: tuple[str, ...] = ()
     requirements: tuple[str, ...] = ()
 
 
@@ -63,12 +65,14 @@ BACKENDS = {
             durability="full",
             survives="power loss (WAL, synchronous FULL)",
             packages=("a2a-sdk", "SQLAlchemy", "aiosqlite", "protobuf"),
+            without=("wait",),
             requirements=("a2a-sdk[sqlite]==1.3.0", "aiosqlite==0.22.1"),
         ),
         Backend(
             name="raw-sqlite",
             driver="raw_sqlite",
             what="sqlite3 without a store, one writer",
+            without=("wait",),
             durability="full",
             survives="power loss (WAL, synchronous FULL)",
         ),

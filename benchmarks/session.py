@@ -152,10 +152,9 @@ class Plan:
     seconds: float | None
     calm_seconds: float
 
-    @property
-    def runs_of_each(self) -> int:
+    def runs_of(self, backend: Backend) -> int:
         """Count the runs of one backend."""
-        return len(self.scenarios) * len(self.clients) * self.rounds
+        return sum(scenario not in backend.without for scenario in self.scenarios) * len(self.clients) * self.rounds
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,4 +241,5 @@ def _turns(plan: Plan, workers: list[Worker]) -> Iterator[tuple[int, str, int, W
         for scenario in plan.scenarios:
             for clients in plan.clients:
                 for worker in workers[first:] + workers[:first]:
-                    yield number, scenario, clients, worker
+                    if scenario not in worker.backend.without:
+                        yield number, scenario, clients, worker

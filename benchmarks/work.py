@@ -60,6 +60,14 @@ class Driver(ABC, Generic[Held]):
             LookupError: It is not there, or not completed.
         """
 
+    async def completed_elsewhere(self) -> list[float]:
+        """Wait for a task that another process completes; return the instants of its call and of the wake-up here.
+
+        Raises:
+            NotImplementedError: This store has no call that waits for another process.
+        """
+        raise NotImplementedError
+
 
 # One operation of a client; returns the instants (perf_counter) before, between and after its steps.
 Operation = Callable[[int], Awaitable[list[float]]]
@@ -118,9 +126,22 @@ async def prepare_get(driver: Driver[Held]) -> Operation:
     return get
 
 
+async def prepare_wait(driver: Driver[Held]) -> Operation:
+    """Measure how soon a waiter hears of what another process did, the write itself included.
+
+    The pauses between are as long as they need to be for chance, so operations a second mean nothing here.
+    """
+
+    async def wait(_client: int) -> list[float]:
+        return await driver.completed_elsewhere()
+
+    return wait
+
+
 # By name: how to prepare a scenario on an empty database, and the names of its steps.
 SCENARIOS: dict[str, tuple[Prepare, tuple[str, ...]]] = {
     "flow": (prepare_flow, ("create", "get", "progress", "complete", "outcome")),
     "create": (prepare_create, ("create",)),
     "get": (prepare_get, ("get",)),
+    "wait": (prepare_wait, ("wake",)),
 }

@@ -6,12 +6,19 @@ Upkeep and heartbeat run as they do in a server. The handle is used bare: ``asyn
 cancellation by other processes, which no peer has.
 """
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+import asyncio
+import random
+import sys
+from asyncio.subprocess import PIPE
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from time import perf_counter
 
 from benchmarks.work import PROGRESS_TEXT, REQUEST_TEXT, RESULT_TEXT, Driver
 from taskstore import AuthContext, StoreOptions, TaskHandle, TaskStore
+
+WAITER = AuthContext(issuer="benchmarks", subject="waiter")
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,9 +29,38 @@ class _Held:
     auth: AuthContext
 
 
+class _Waker:
+    """Another process with a store on the same database, which completes tasks when it is told to."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
+        self._talking = asyncio.Lock()
+
+    @classmethod
+    @asynccontextmanager
+    async def start(cls, place: str, durability: str) -> AsyncIterator["_Waker"]:
+        command = (sys.executable, "-m", "benchmarks.waker", place, durability)
+        process = await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE)
+        try:
+            yield cls(process)
+        finally:
+            assert process.stdin is not None, "it is a pipe"
+            process.stdin.close()  # the end of its input ends it
+            await process.wait()
+
+    async def tell(self, order: str) -> str:
+        """Give an order and return the answer."""
+        assert self._process.stdin is not None, "it is a pipe"
+        assert self._process.stdout is not None, "it is a pipe"
+        async with self._talking:
+            self._process.stdin.write(f"{order}\n".encode())
+            return (await self._process.stdout.readline()).decode().strip()
+
+
 class _OursDriver(Driver[_Held]):
-    def __init__(self, store: TaskStore) -> None:
-        self._store = store
+    def __init__(self, store: TaskStore, start_waker: Callable[[], Awaitable[_Waker]]) -> None:
+        self._store, self._start_waker = store, start_waker
+        self._waker: asyncio.Task[_Waker] | None = None
 
     async def create(self, client: int) -> _Held:
         auth = AuthContext(issuer="benchmarks", subject=f"client-{client}")
@@ -46,6 +82,21 @@ class _OursDriver(Driver[_Held]):
             raise LookupError(f"The task is {details.task.status}.")
         return str(details.outcome.result["text"])
 
+    async def completed_elsewhere(self) -> list[float]:
+        if self._waker is None:
+            self._waker = asyncio.ensure_future(self._start_waker())
+        waker = await asyncio.shield(self._waker)
+        task_id = await waker.tell("create")
+        waiter = asyncio.create_task(self._woken(task_id))
+        # It waits by then, and the completion meets each moment between two looks of its equally often.
+        await asyncio.sleep(random.uniform(0.05, 0.15))
+        completing = float(await waker.tell(f"complete {task_id}"))
+        return [completing, await waiter]
+
+    async def _woken(self, task_id: str) -> float:
+        await self._store.wait_for_task(task_id, auth=WAITER)
+        return perf_counter()
+
 
 @asynccontextmanager
 async def open_driver(place: str, durability: str) -> AsyncIterator[Driver[_Held]]:
@@ -55,8 +106,17 @@ async def open_driver(place: str, durability: str) -> AsyncIterator[Driver[_Held
         place: Path of an SQLite file, or URL of a database.
         durability: ``full`` or ``normal``.
     """
+    async with TaskStore.open(url_of(place), options=options_of(durability)) as store, AsyncExitStack() as stack:
+        yield _OursDriver(store, lambda: stack.enter_async_context(_Waker.start(place, durability)))
+
+
+def url_of(place: str) -> str:
+    """Give the URL of a database: the place of an SQLite file is its path."""
+    return place if "://" in place else f"sqlite:///{place}"
+
+
+def options_of(durability: str) -> StoreOptions:
+    """Give the settings that are measured: all defaults but for durability."""
     if durability not in ("full", "normal"):
         raise ValueError(f"durability must be 'full' or 'normal', not {durability!r}.")
-    options = StoreOptions(durability="full" if durability == "full" else "normal", migrate=True)
-    async with TaskStore.open(place if "://" in place else f"sqlite:///{place}", options=options) as store:
-        yield _OursDriver(store)
+    return StoreOptions(durability="full" if durability == "full" else "normal", migrate=True)
