@@ -20,6 +20,7 @@ from taskstore.adapters.requests import (
     legacy_ttl,
     update_task,
 )
+from taskstore.testing import ManualClock
 
 ALICE, BOB = AuthContext(subject="alice"), AuthContext(subject="bob")
 EVERY_REQUEST = pytest.mark.parametrize(
@@ -66,9 +67,30 @@ async def test_a_client_that_polls_too_fast_is_told_so(database_url: str) -> Non
 @EVERY_REQUEST
 @pytest.mark.parametrize("task_id", ["tsk_unknown", "tsk_\x00", "tsk_\ud800", "x" * 100_000])
 async def test_an_unknown_id_is_not_found(store: TaskStore, answer: Any, task_id: str) -> None:
-    """Ids come from strangers; none of them may reach the database as an error."""
+    """Ids come from strangers; none of them may reach the database as an error.
+
+    Case 31, oaslananka/kicad-mcp-pro PR#75: an unknown id was answered as 'working', and the client polled for ever.
+    """
     with pytest.raises(RequestError) as refusal:
         await answer(store, ALICE, params(task_id))
+
+    assert (refusal.value.code, refusal.value.message) == (-32602, "Failed to retrieve task: Task not found")
+
+
+@EVERY_REQUEST
+async def test_an_expired_id_is_not_found(database_url: str, answer: Any) -> None:
+    """A client that comes back too late must hear the end of it.
+
+    Case 31, oaslananka/kicad-mcp-pro PR#75: an unknown id was answered as 'working', and the client polled for ever.
+    """
+    clock = ManualClock()
+    async with TaskStore.open(database_url, options=StoreOptions(clock=clock)) as store:
+        task = await store.create_task(auth=ALICE)
+        await store.handle(task).complete({})
+        clock.advance(timedelta(hours=1))
+
+        with pytest.raises(RequestError) as refusal:
+            await answer(store, ALICE, params(task.task_id))
 
     assert (refusal.value.code, refusal.value.message) == (-32602, "Failed to retrieve task: Task not found")
 

@@ -57,7 +57,10 @@ async def check_all_open(store, ids):
 
 
 async def test_no_payload_lies_in_the_database_in_plain(open_store, tmp_path):
-    """Arguments, results, errors, messages, questions and answers may hold credentials."""
+    """Arguments, results, errors, messages, questions and answers may hold credentials.
+
+    Case 63, PrefectHQ/fastmcp#4747, PR#4772: credentials lay in plain, and a weak or an empty key was accepted.
+    """
     plain = await open_store()
     sealed = await open_store(keys=[OLD])
 
@@ -70,7 +73,10 @@ async def test_no_payload_lies_in_the_database_in_plain(open_store, tmp_path):
 
 
 async def test_the_files_of_sqlite_hold_no_payload_in_plain_either(tmp_path):
-    """The write-ahead log keeps what the tables no longer show."""
+    """The write-ahead log keeps what the tables no longer show.
+
+    Case 63, PrefectHQ/fastmcp#4747, PR#4772: credentials lay in plain, and a weak or an empty key was accepted.
+    """
     path = tmp_path / "tasks.db"
     async with TaskStore.open(f"sqlite:///{path}", options=StoreOptions(keys=[OLD])) as store:
         await fill(store)
@@ -85,6 +91,10 @@ async def test_the_files_of_sqlite_hold_no_payload_in_plain_either(tmp_path):
 
 
 async def test_a_wrong_or_missing_key_is_an_error_that_leaves_the_row_intact(open_store):
+    """A wrong deployment must be repairable by the right one.
+
+    Case 63, PrefectHQ/fastmcp#4747, PR#4772: credentials lay in plain, and a weak or an empty key was accepted.
+    """
     right = await open_store(keys=[OLD])
     ids = await fill(right)
     other = await right.create_task(auth=ALICE)  # has nothing sealed
@@ -208,6 +218,10 @@ async def test_a_value_whose_bits_were_flipped_does_not_open(open_store):
     ids=str,
 )
 def test_an_empty_or_weak_key_is_refused(key, problem):
+    """An empty key is what a missing setting looks like.
+
+    Case 63, PrefectHQ/fastmcp#4747, PR#4772: credentials lay in plain, and a weak or an empty key was accepted.
+    """
     with pytest.raises(ValueError, match=rf"keys\[1\].*{problem}"):
         StoreOptions(keys=[OLD, key])
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import itertools
 import json
 from datetime import timedelta
 
@@ -20,6 +21,7 @@ from taskstore import (
 )
 from taskstore import waiting as waiting_module
 from taskstore.binding import notice
+from taskstore.clock import SYSTEM
 
 from .conftest import ALICE
 
@@ -148,7 +150,11 @@ async def test_a_notification_wakes_without_a_poll(store, peer, no_poll):
 
 
 async def test_a_listener_that_is_cut_costs_no_wake_up(store, peer, no_poll):
-    """A dropped LISTEN connection lost every notification until a restart."""
+    """A dropped LISTEN connection lost every notification until a restart.
+
+    Case 55, dbos-inc/dbos-transact-py#562, taskforcesh/bullmq#4729: a LISTEN connection that dropped lost every
+    notification until a restart.
+    """
     for _ in range(2):
         task = await store.create_task(auth=ALICE)
         waiter = asyncio.create_task(peer.wait_for_task(task.task_id, auth=ALICE, timeout=LONG))
@@ -163,6 +169,34 @@ async def test_a_listener_that_is_cut_costs_no_wake_up(store, peer, no_poll):
         await store.handle(task).complete({"ok": True})
 
         assert (await asyncio.wait_for(waiter, 10)).status is TaskStatus.COMPLETED
+
+
+async def test_a_database_that_is_away_is_looked_for_once_a_second(store, peer, monkeypatch, caplog):
+    """A busy loop would take the processor from whatever else this process serves, and from the server that restarts.
+
+    Case 55, dbos-inc/dbos-transact-py#562, taskforcesh/bullmq#4729: a LISTEN connection that dropped lost every
+    notification until a restart.
+    """
+    tries, open_feed = [], database.Database.change_feed
+
+    def away_at_first(self):
+        tries.append(SYSTEM.monotonic())
+        if len(tries) < 3:
+            raise DatabaseUnavailableError("The server restarts.")
+        return open_feed(self)
+
+    monkeypatch.setattr(database.Database, "change_feed", away_at_first)
+    task = await store.create_task(auth=ALICE)
+    waiter = asyncio.create_task(peer.wait_for_task(task.task_id, auth=ALICE, timeout=LONG))
+    async with asyncio.timeout(20):
+        while len(tries) < 3:  # noqa: ASYNC110  the thread tells nobody but the log
+            await asyncio.sleep(0.01)
+
+    await store.handle(task).complete({"ok": True})
+
+    assert (await asyncio.wait_for(waiter, 10)).status is TaskStatus.COMPLETED
+    assert all(later - earlier >= 0.9 for earlier, later in itertools.pairwise(tries))
+    assert caplog.text.count("Cannot look for changes") == 2
 
 
 async def test_where_listen_brings_nothing_the_poll_takes_over_and_says_so(store, open_store, monkeypatch, caplog):

@@ -226,7 +226,10 @@ async def test_of_a_result_and_a_cancellation_that_arrive_at_once_one_wins(
 async def test_progress_that_meets_a_cancellation_does_not_undo_it(
     postgres_url: str, stores: tuple[TaskStore, TaskStore]
 ) -> None:
-    """Seen elsewhere: progress written from an old copy of the row set a cancelled task back to working."""
+    """Seen elsewhere: progress written from an old copy of the row set a cancelled task back to working.
+
+    Case 23, elizaOS/eliza#23801: progress written from an old copy of the task turned a cancelled one back to working.
+    """
     one, other = stores
     task = await one.create_task(auth=ALICE)
     handle = one.handle(task)

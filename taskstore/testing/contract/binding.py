@@ -1,6 +1,7 @@
 """Whose task it is: exact equality, and nothing that tells a foreign task from no task."""
 
 from collections.abc import Awaitable, Callable
+from typing import cast
 
 import pytest
 
@@ -37,7 +38,10 @@ class BindingContract:
     async def test_somebody_elses_task_looks_like_no_task(
         self, store: TaskStore, finish: Finish, call: str, finished: bool
     ) -> None:
-        """Any difference would tell an attacker which ids exist."""
+        """Any difference would tell an attacker which ids exist.
+
+        Case 9, modelcontextprotocol/typescript-sdk PR#1486: the argument that says who asks was accepted and ignored.
+        """
         task = await finish(store) if finished else await store.create_task(auth=ALICE)
 
         with pytest.raises(TaskNotFoundError) as foreign:
@@ -53,7 +57,10 @@ class BindingContract:
     async def test_only_the_same_auth_context_finds_a_task(
         self, store: TaskStore, owner: AuthContext | None, reader: AuthContext | None
     ) -> None:
-        """An unbound task is no public one, and a bound one is not open to those without an auth context."""
+        """An unbound task is no public one, and a bound one is not open to those without an auth context.
+
+        Case 39, joshrotenberg/tower-mcp PR#1089: tasks with and without an owner were mixed up.
+        """
         task = await store.create_task(auth=owner)
 
         if owner == reader:
@@ -62,7 +69,25 @@ class BindingContract:
             with pytest.raises(TaskNotFoundError):
                 await store.get_task(task.task_id, auth=reader)
 
+    @pytest.mark.parametrize("call", CALLS)
+    @pytest.mark.parametrize("wrong", ["", "alice"], ids=["empty", "name"])
+    async def test_a_bare_string_asks_for_nothing(self, store: TaskStore, call: str, wrong: str) -> None:
+        """None must be said explicitly, and an empty string is what a missing claim looks like.
+
+        Case 39, joshrotenberg/tower-mcp PR#1089: tasks with and without an owner were mixed up.
+        """
+        task = await store.create_task(auth=None)
+
+        with pytest.raises(TypeError, match="AuthContext"):
+            await calls_of_a_requestor(store, task.task_id, cast(AuthContext, wrong))[call]()
+
+        assert await store.get_task(task.task_id, auth=None) == task
+
     async def test_listing_shows_ones_own_tasks_only(self, store: TaskStore) -> None:
+        """A listing names ids, and so must not be wider than a get.
+
+        Case 9, modelcontextprotocol/typescript-sdk PR#1486: the argument that says who asks was accepted and ignored.
+        """
         mine = await store.create_task(auth=ALICE)
         await store.create_task(auth=BOB)
         await store.create_task(auth=None)
@@ -115,7 +140,11 @@ class BindingContract:
         ids=lambda text: ascii(text)[:12],
     )
     async def test_an_id_that_never_was_one_is_just_unknown(self, store: TaskStore, nonsense: str) -> None:
-        """What comes from the wire may be anything; the answer is the same on both databases."""
+        """What comes from the wire may be anything; the answer is the same on both databases.
+
+        Case 31, oaslananka/kicad-mcp-pro PR#75: an unknown id was answered as 'working', and the client polled for
+        ever.
+        """
         with pytest.raises(TaskNotFoundError):
             await store.get_task(nonsense, auth=ALICE)
 

@@ -54,7 +54,11 @@ class CreateContract:
     async def test_a_ttl_is_cut_to_the_longest_allowed_and_reported_so(
         self, store: TaskStore, clock: ManualClock, asked: timedelta | None, granted: timedelta
     ) -> None:
-        """A client plans by the ttl it is told; one beyond a 32-bit count of milliseconds must not fire at once."""
+        """A client plans by the ttl it is told; one beyond a 32-bit count of milliseconds must not fire at once.
+
+        Case 33, stablemates/workhorse PR#106, isaacs/ttlcache#41: a ttl above 24.8 days, the milliseconds of 32 bits,
+        fired at once.
+        """
         task = await store.create_task(auth=ALICE, ttl=asked)
 
         stored = await store.get_task(task.task_id, auth=ALICE)
@@ -66,7 +70,11 @@ class CreateContract:
         assert (await store.get_task(task.task_id, auth=ALICE)).status is TaskStatus.WORKING
 
     async def test_a_ttl_of_none_is_unlimited_only_where_there_is_no_maximum(self, open_store: OpenStore) -> None:
-        """'Unlimited' is the operator's to grant."""
+        """'Unlimited' is the operator's to grant.
+
+        Case 33, stablemates/workhorse PR#106, isaacs/ttlcache#41: a ttl above 24.8 days, the milliseconds of 32 bits,
+        fired at once.
+        """
         store = await open_store(max_ttl=None)
 
         task = await store.create_task(auth=ALICE, ttl=None)
@@ -126,7 +134,10 @@ class CreateContract:
 
     @pytest.mark.parametrize("component", ["issuer", "subject", "client_id", "tenant"])
     def test_an_auth_context_has_no_empty_components(self, component: str) -> None:
-        """An empty string is what a missing claim looks like; it must never become an identity."""
+        """An empty string is what a missing claim looks like; it must never become an identity.
+
+        Case 39, joshrotenberg/tower-mcp PR#1089: tasks with and without an owner were mixed up.
+        """
         with pytest.raises(ValueError, match=f"AuthContext.{component} is empty"):
             AuthContext(**{component: ""})
 
@@ -134,7 +145,10 @@ class CreateContract:
             AuthContext()
 
     async def test_an_auth_context_must_be_given_and_be_one(self, store: TaskStore) -> None:
-        """Whose task it is is never left to a default, and a bare string is no auth context."""
+        """Whose task it is is never left to a default, and a bare string is no auth context.
+
+        Case 39, joshrotenberg/tower-mcp PR#1089: tasks with and without an owner were mixed up.
+        """
         with pytest.raises(TypeError, match="auth"):
             await store.create_task()  # type: ignore[call-arg]
         for wrong in ("alice", "", 0, False):

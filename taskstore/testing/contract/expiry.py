@@ -45,6 +45,11 @@ class ExpiryContract:
     async def test_an_expired_task_is_unknown_to_every_call(
         self, store: TaskStore, finish: Finish, clock: ManualClock, swept: bool
     ) -> None:
+        """Whether the sweep has been there makes no difference.
+
+        Case 31, oaslananka/kicad-mcp-pro PR#75: an unknown id was answered as 'working', and the client polled for
+        ever.
+        """
         task = await finish(store, ttl=timedelta(hours=1))
         clock.advance(timedelta(hours=1))
         if swept:
@@ -69,7 +74,11 @@ class ExpiryContract:
     async def test_a_live_task_outlives_its_ttl_and_finishes_normally(
         self, store: TaskStore, clock: ManualClock
     ) -> None:
-        """A ttl counted from creation alone removed work that was still running."""
+        """A ttl counted from creation alone removed work that was still running.
+
+        Case 3, nesquikm/mcp-rubber-duck PR#128, nitrocloudofficial/nitrostack#329: a ttl counted from the creation
+        removed a task that was still running.
+        """
         task = await store.create_task(auth=ALICE, ttl=timedelta(milliseconds=300))
         handle = store.handle(task)
         for step in range(1, 11):

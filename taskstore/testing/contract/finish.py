@@ -76,7 +76,10 @@ class FinishContract:
     async def test_a_finished_task_stays_as_it_is(
         self, store: TaskStore, clock: ManualClock, first: str, second: str
     ) -> None:
-        """The first terminal write wins; a later one is refused and shown the record that stands."""
+        """The first terminal write wins; a later one is refused and shown the record that stands.
+
+        Case 1, modelcontextprotocol/python-sdk PR#3003: a cancel rewrote a task that was already finished.
+        """
         task = await store.create_task(auth=ALICE)
         handle = store.handle(task)
         await finish_by(store, handle, first)
@@ -169,13 +172,17 @@ class FinishContract:
 
         assert (await store.get_task(task.task_id, auth=ALICE)).progress is None
 
-    async def test_a_result_that_cannot_be_stored_leaves_the_task_live(self, store: TaskStore) -> None:
-        """One NaN must not take the whole outcome with it; the tool can still say what went wrong."""
+    @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+    async def test_a_result_that_cannot_be_stored_leaves_the_task_live(self, store: TaskStore, value: float) -> None:
+        """One NaN must not take the whole outcome with it; the tool can still say what went wrong.
+
+        Case 21, ZJU-REAL/Polaris#287, langflow-ai/langflow#11905: one NaN destroyed the whole write.
+        """
         task = await store.create_task(auth=ALICE)
         handle = store.handle(task)
 
         with pytest.raises(PayloadError, match=r"\$\.result\.rows\[1\]\.price"):
-            await handle.complete({"rows": [{}, {"price": float("nan")}]})
+            await handle.complete({"rows": [{}, {"price": value}]})
 
         assert (await store.get_task(task.task_id, auth=ALICE)).status is TaskStatus.WORKING
         assert (await handle.fail("the result holds a NaN")).status is TaskStatus.FAILED
@@ -183,7 +190,10 @@ class FinishContract:
     async def test_what_json_lacks_is_repaired_where_the_store_is_told_to(
         self, open_store: OpenStore, peer: TaskStore
     ) -> None:
-        """Reading is valid JSON for everybody, whoever stored it; and repeating the write is no other outcome."""
+        """Reading is valid JSON for everybody, whoever stored it; and repeating the write is no other outcome.
+
+        Case 21, ZJU-REAL/Polaris#287, langflow-ai/langflow#11905: one NaN destroyed the whole write.
+        """
         store = await open_store(payload_policy="repair")
         task, other = (
             await store.create_task(auth=ALICE, request={"at": float("inf")}),
@@ -226,6 +236,10 @@ class FinishContract:
     async def test_a_result_comes_back_as_it_was_stored(
         self, store: TaskStore, finish: Finish, value: JsonValue
     ) -> None:
+        """The bytes on either database are the same JSON.
+
+        Case 51, certtools/intelmq#2652: removing NULs corrupted a text that spelled one as backslash u0000.
+        """
         task = await store.create_task(auth=ALICE)
         await store.handle(task).complete({"value": value})
 
@@ -238,7 +252,11 @@ class FinishContract:
             assert list(result["value"]) == list(value)  # the order of the keys is kept
 
     async def test_nul_in_any_text_a_tool_says_round_trips(self, store: TaskStore) -> None:
-        """PostgreSQL's text holds no NUL; an outcome must not be lost for one."""
+        """PostgreSQL's text holds no NUL; an outcome must not be lost for one.
+
+        Case 17, LuthienResearch/luthien-proxy PR#816: a NUL inside a result made the write fail, and the result was
+        lost.
+        """
         task, other = await store.create_task(auth=ALICE), await store.create_task(auth=ALICE)
         handle = store.handle(task)
         await handle.progress(1, message="a\x00b")
@@ -363,7 +381,10 @@ class FinishContract:
             assert handle.cancel_requested
 
     async def test_cancel_reaches_the_work_in_another_process(self, store: TaskStore, peer: TaskStore) -> None:
-        """The record says cancelled at once; work that goes on for a minute after it is a broken promise."""
+        """The record says cancelled at once; work that goes on for a minute after it is a broken promise.
+
+        Case 53, PrefectHQ/fastmcp#2679: the record said cancelled, and the work went on for a minute.
+        """
         task = await store.create_task(auth=ALICE)
 
         async with store.handle(task) as handle:
@@ -395,6 +416,33 @@ class FinishContract:
             assert [answer.status for answer in won] == [stands.status]
             assert all(isinstance(answer, TaskFinishedError) for answer in answers[1:] if answer not in won)
             assert [event.to_status for event in events] == [TaskStatus.WORKING, stands.status]
+
+    async def test_progress_that_overlaps_a_cancel_never_undoes_it(self, store: TaskStore, peer: TaskStore) -> None:
+        """Whichever of the two is first, cancelled stays, and what the tool says after it is not stored.
+
+        Case 23, elizaOS/eliza#23801: progress written from an old copy of the task turned a cancelled one back to
+        working.
+        """
+        for _ in range(10):
+            tasks = await asyncio.gather(*(store.create_task(auth=ALICE) for _ in range(100)))
+            handles = [store.handle(task) for task in tasks]
+
+            answers = await asyncio.gather(
+                *(handle.progress(1) for handle in handles),
+                *(peer.cancel_task(task.task_id, auth=ALICE) for task in tasks),
+                return_exceptions=True,
+            )
+
+            said, cancelled = answers[:100], answers[100:]
+            for handle, heard, stands in zip(handles, said, cancelled, strict=True):
+                assert isinstance(stands, Task)
+                assert stands.status is TaskStatus.CANCELLED
+                assert stands.progress == (1 if heard is None else None)
+                assert heard is None or isinstance(heard, TaskFinishedError)
+                with pytest.raises(TaskFinishedError):
+                    await handle.complete({"late": True})
+            seen = [await store.get_task(task.task_id, auth=ALICE) for task in tasks]
+            assert seen == cancelled
 
     async def test_two_deletes_at_once_both_see_it_gone(
         self, store: TaskStore, peer: TaskStore, finish: Finish

@@ -24,7 +24,11 @@ class IdempotencyContract:
     """A create that is repeated: one task, however often, wherever and whenever it is said again."""
 
     async def test_twenty_creates_at_once_make_one_task(self, store: TaskStore, peer: TaskStore) -> None:
-        """A client that got no answer asks again, perhaps through another server, perhaps before the first is done."""
+        """A client that got no answer asks again, perhaps through another server, perhaps before the first is done.
+
+        Case 61, aws-samples/sample-autonomous-cloud-coding-agents#58, ulsklyc/yuvomi#822: a create that was retried
+        made two tasks, or an error.
+        """
         tasks = await asyncio.gather(*(create(each) for each in (store, peer) * 10))
 
         assert len({task.task_id for task in tasks}) == 1
@@ -32,7 +36,11 @@ class IdempotencyContract:
         assert len((await store.list_tasks(auth=ALICE)).tasks) == 1
 
     async def test_a_repeated_create_finds_the_task_as_it_is_now(self, store: TaskStore, open_store: OpenStore) -> None:
-        """Also after a restart, and after the finish: the key lives as long as its task is kept."""
+        """Also after a restart, and after the finish: the key lives as long as its task is kept.
+
+        Case 61, aws-samples/sample-autonomous-cloud-coding-agents#58, ulsklyc/yuvomi#822: a create that was retried
+        made two tasks, or an error.
+        """
         first = await create(store)
         await store.handle(first).complete({"ok": True})
 
@@ -50,7 +58,11 @@ class IdempotencyContract:
     async def test_another_request_under_the_same_key_is_a_conflict(
         self, store: TaskStore, changes: dict[str, Any]
     ) -> None:
-        """Answering it with the first one's task would silently drop a request."""
+        """Answering it with the first one's task would silently drop a request.
+
+        Case 61, aws-samples/sample-autonomous-cloud-coding-agents#58, ulsklyc/yuvomi#822: a create that was retried
+        made two tasks, or an error.
+        """
         first = await create(store)
 
         with pytest.raises(IdempotencyConflictError) as refused:
@@ -68,6 +80,11 @@ class IdempotencyContract:
         assert again.task_id == first.task_id
 
     async def test_a_key_is_its_auth_contexts_own(self, store: TaskStore) -> None:
+        """Two requestors may choose the same key.
+
+        Case 61, aws-samples/sample-autonomous-cloud-coding-agents#58, ulsklyc/yuvomi#822: a create that was retried
+        made two tasks, or an error.
+        """
         first, other = await create(store), await create(store, auth=BOB)
 
         assert first.task_id != other.task_id
@@ -82,6 +99,11 @@ class IdempotencyContract:
 
     @pytest.mark.parametrize("swept", [False, True], ids=["unswept", "swept"])
     async def test_an_expired_task_gives_its_key_free(self, store: TaskStore, clock: ManualClock, swept: bool) -> None:
+        """What nobody can find any more must not stand in the way of a new request.
+
+        Case 61, aws-samples/sample-autonomous-cloud-coding-agents#58, ulsklyc/yuvomi#822: a create that was retried
+        made two tasks, or an error.
+        """
         first = await create(store, ttl=timedelta(minutes=20))
         await store.handle(first).complete({"ok": True})
         clock.advance(timedelta(hours=1))

@@ -28,6 +28,10 @@ class LimitsContract:
         assert len((await store.list_tasks(auth=ALICE)).tasks) == 10
 
     async def test_one_auth_context_at_its_limit_leaves_the_others_alone(self, open_store: OpenStore) -> None:
+        """Nothing of anybody is thrown out to make room.
+
+        Case 67, TJC-LP/fast-mcp-scala PR#89: cheap calls with a long ttl filled the store, which all requestors shared.
+        """
         store = await open_store(limits=Limits(live_tasks=1))
         kept = await store.create_task(auth=ALICE)
 
@@ -41,6 +45,10 @@ class LimitsContract:
     async def test_a_finished_task_counts_as_stored_and_no_longer_as_live(
         self, open_store: OpenStore, clock: ManualClock, finish: Finish
     ) -> None:
+        """Each limit says what it counts.
+
+        Case 67, TJC-LP/fast-mcp-scala PR#89: cheap calls with a long ttl filled the store, which all requestors shared.
+        """
         live = await open_store(limits=Limits(live_tasks=1))
         stored = await open_store(limits=Limits(stored_tasks=2))
         await finish(live, ttl=timedelta(minutes=20))

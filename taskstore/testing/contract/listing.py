@@ -24,11 +24,19 @@ async def pages(store: TaskStore, **arguments: Any) -> list[list[str]]:
 class ListingContract:
     """Listings: newest first, each task once, whatever happens between two pages."""
 
-    @pytest.mark.parametrize(("limit", "sizes"), [(50, [50, 50, 20]), (120, [120]), (119, [119, 1]), (1000, [120])])
+    @pytest.mark.parametrize(
+        ("limit", "sizes"),
+        [(1, [1] * 120), (50, [50, 50, 20]), (120, [120]), (119, [119, 1]), (1000, [120])],
+        ids=lambda value: str(value) if isinstance(value, int) else f"{len(value)} pages",
+    )
     async def test_tasks_of_the_same_instant_come_once_each(
         self, store: TaskStore, limit: int, sizes: list[int]
     ) -> None:
-        """With ties in the order, an offset or a bare timestamp repeats some and skips others."""
+        """With ties in the order, an offset or a bare timestamp repeats some and skips others.
+
+        Case 11, datalayer/jupyter-mcp-server#456: tasks of one second were repeated or skipped, and there was no next
+        cursor.
+        """
         created = [(await store.create_task(auth=ALICE)).task_id for _ in range(120)]
 
         found = await pages(store, auth=ALICE, limit=limit)
@@ -49,7 +57,10 @@ class ListingContract:
     async def test_changes_between_pages_neither_repeat_nor_skip_a_task(
         self, store: TaskStore, clock: ManualClock
     ) -> None:
-        """The order is by creation, which nothing changes; an order by activity would shift under the reader."""
+        """The order is by creation, which nothing changes; an order by activity would shift under the reader.
+
+        Case 41, openclaw/openclaw PR#120354: an offset over an order by activity repeated and skipped rows.
+        """
         tasks = []
         for _ in range(200):
             tasks.append(await store.create_task(auth=ALICE))

@@ -99,6 +99,11 @@ class StrictTtlContract:
     async def test_a_late_write_is_refused_and_told_of_the_ttl(
         self, strict: TaskStore, clock: ManualClock, write: str
     ) -> None:
+        """The tool learns why its word no longer counts.
+
+        Case 3, nesquikm/mcp-rubber-duck PR#128, nitrocloudofficial/nitrostack#329: a ttl counted from the creation
+        removed a task that was still running.
+        """
         task, handle = await due_task(strict, clock)
         writes: dict[str, Callable[[], Awaitable[object]]] = {
             "complete": lambda: handle.complete({}),
@@ -214,7 +219,11 @@ class StrictTtlContract:
     async def test_with_tombstones_the_owner_learns_that_a_task_expired(
         self, open_store: OpenStore, finish: Finish, clock: ManualClock, swept: bool
     ) -> None:
-        """A client that lost track can tell 'too late' from 'never was'; to all others the id stays unknown."""
+        """A client that lost track can tell 'too late' from 'never was'; to all others the id stays unknown.
+
+        Case 65, joshrotenberg/tower-mcp PR#1297, xorbitsai/xagent#2565: whoever could tell expired from unknown learned
+        of tasks that were not theirs.
+        """
         store = await open_store(tombstones=timedelta(days=7))
         task, unbound = await finish(store, ttl=MINUTE), await finish(store, ttl=MINUTE, auth=None)
         clock.advance(timedelta(hours=1))
@@ -238,6 +247,11 @@ class StrictTtlContract:
     async def test_tombstones_are_bounded_in_age_and_number(
         self, open_store: OpenStore, finish: Finish, clock: ManualClock
     ) -> None:
+        """What is kept of tasks that are gone must not grow for ever.
+
+        Case 65, joshrotenberg/tower-mcp PR#1297, xorbitsai/xagent#2565: whoever could tell expired from unknown learned
+        of tasks that were not theirs.
+        """
         store = await open_store(tombstones=timedelta(days=7), tombstone_limit=3)
         tasks = []
         for _ in range(5):

@@ -31,7 +31,11 @@ class WaitingContract:
     async def test_all_waiters_wake_and_a_late_one_returns_at_once(
         self, store: TaskStore, peer: TaskStore, where: str
     ) -> None:
-        """With one event a task, the newest waiter takes the wake-up of all others."""
+        """With one event a task, the newest waiter takes the wake-up of all others.
+
+        Case 25, modelcontextprotocol/python-sdk#2535: of two waiters one never woke, and a change before the wait was
+        lost.
+        """
         task = await store.create_task(auth=ALICE)
         waiter = store if where == "the same process" else peer
         waiters = [asyncio.create_task(waiter.wait_for_task(task.task_id, auth=ALICE, timeout=LONG)) for _ in range(10)]
