@@ -20,6 +20,7 @@ from taskstore import (
     TaskStatus,
     TaskStore,
 )
+from taskstore.testing import crash
 
 from .conftest import ALICE
 
@@ -142,6 +143,19 @@ async def test_a_call_inside_a_coroutine_says_what_to_do_instead(database_url):
         store.create_task(auth=ALICE)
     assert (await asyncio.to_thread(store.operator.health)).live == 0
     await asyncio.to_thread(opened.__exit__, None, None, None)
+
+
+def test_its_process_can_be_made_to_look_dead(sync_store, database_url, clock):
+    """Users test what becomes of their tasks after a crash, with the store that they use."""
+    task = sync_store.create_task(auth=ALICE)
+    crash(sync_store)
+
+    with SyncTaskStore.open(database_url, options=StoreOptions(clock=clock, upkeep=False)) as peer:
+        report = peer.recover()
+
+    assert report.recovered == (task.task_id,)
+    with pytest.raises(ValueError, match="no instance"):
+        crash(sync_store)
 
 
 def test_a_closed_store_says_so(database_url):
