@@ -322,6 +322,9 @@ def create_task(transaction: Transaction, values: Params, *, call: Call) -> Task
         transaction.lock(f"create {call.auth_key}")
     if keyed:
         known = transaction.row(statements.IDEMPOTENT, params)
+        if known is not None and is_due(task_of(known, call), call):
+            end_if_due(transaction, known["task_id"], call=call)
+            known = transaction.row(statements.IDEMPOTENT, params)  # none, where nothing is retained after the finish
         if known is not None and known["request_digest"] == values["request_digest"]:
             return task_of(known, call, existing=True)
         if known is not None:

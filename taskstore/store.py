@@ -375,6 +375,7 @@ class TaskStore:
             creating.add_done_callback(parts.cancel_unwanted)
             raise
         if task.existing:
+            parts.waiting.notify(task.task_id)  # if it was due, this create has ended it
             return task
         if task.owner_kind is OwnerKind.INSTANCE:
             parts.held[task.task_id] = Fence(task.task_id, str(values["instance_id"]), task.attempt)

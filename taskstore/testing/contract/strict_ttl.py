@@ -119,6 +119,28 @@ class StrictTtlContract:
         assert refused.value.task.status is TaskStatus.FAILED
         await check_ended(strict, task)
 
+    async def test_a_repeated_create_finds_a_due_task_ended(self, strict: TaskStore, clock: ManualClock) -> None:
+        """A record that says 'working' would send its client to wait for what is over."""
+        first = await strict.create_task(auth=ALICE, ttl=MINUTE, idempotency_key="k")
+        clock.advance(MINUTE)
+
+        again = await strict.create_task(auth=ALICE, ttl=MINUTE, idempotency_key="k")
+
+        assert (again.task_id, again.existing, again.status) == (first.task_id, True, TaskStatus.FAILED)
+        await check_ended(strict, first)
+
+    async def test_a_due_task_gives_its_key_free_where_no_outcome_is_retained(
+        self, open_store: OpenStore, clock: ManualClock
+    ) -> None:
+        """Ended and expired in the same moment, it is found by nobody, so it must not answer for its key."""
+        strict = await open_store(ttl_policy="strict", min_retention=timedelta(0))
+        first = await strict.create_task(auth=ALICE, ttl=MINUTE, idempotency_key="k", name="one")
+        clock.advance(MINUTE)
+
+        again = await strict.create_task(auth=ALICE, ttl=MINUTE, idempotency_key="k", name="another")
+
+        assert (again.task_id != first.task_id, again.existing) == (True, False)
+
     async def test_a_due_task_counts_as_over(self, open_store: OpenStore, clock: ManualClock) -> None:
         """A limit must not depend on the sweep having run."""
         strict = await open_store(ttl_policy="strict", limits=Limits(live_tasks=1))
