@@ -153,7 +153,9 @@ class TaskHandle:
         if self._said.value is None or value > self._said.value:
             self._said.value = float(value)
         self._unsaved = True
-        if not self._saving and self._timer is None:
+        if self._finished or self._stop_work:
+            await self._save_progress()  # which is refused, and says why; nothing will come back later to do so
+        elif not self._saving and self._timer is None:
             wait = self._saved_at + PROGRESS_INTERVAL.total_seconds() - self._host.clock.monotonic()
             if wait <= 0:
                 await self._save_progress()

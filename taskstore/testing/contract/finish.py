@@ -123,6 +123,22 @@ class FinishContract:
 
         assert await store.get_task(task.task_id, auth=ALICE) == before
 
+    @pytest.mark.parametrize("how", FINISHES)
+    async def test_progress_after_the_end_is_refused_though_a_report_was_held_back(
+        self, store: TaskStore, how: str
+    ) -> None:
+        """A report that only waits for its turn would leave a tool running that nobody wants any more."""
+        task = await store.create_task(auth=ALICE)
+        handle = store.handle(task)
+        await handle.progress(1)
+        await handle.progress(2)
+        done = await finish_by(store, handle, how)
+
+        with pytest.raises(TaskFinishedError) as refused:
+            await handle.progress(3)
+
+        assert refused.value.task == done
+
     async def test_progress_is_stored_and_never_goes_down(self, store: TaskStore, clock: ManualClock) -> None:
         """MCP: the progress value must increase."""
         task = await store.create_task(auth=ALICE)
