@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
+from numbers import Real
 from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar
 
@@ -142,9 +143,10 @@ class TaskHandle:
         Raises:
             PayloadError: A number is not finite, or the message cannot be stored.
         """
-        for name, number in (("$.progress", value), ("$.total", total)):
-            if number is not None:
-                _check_number(number, name)
+        _check_number(value, "progress")
+        if total is not None:
+            _check_number(total, "total")
+        payload.check_type(message, str | None, "message")
         if message is not None:
             self._host.rules.encode(message, "$.message")
             self._said.message = message
@@ -171,6 +173,7 @@ class TaskHandle:
         Raises:
             PayloadError: The result cannot be stored; the task is still live.
         """
+        payload.check_type(is_error, bool, "is_error")
         encoded = self._host.rules.encode(result, "$.result")
         return await self._finish(
             partial(
@@ -178,8 +181,8 @@ class TaskHandle:
                 fence=self._fence,
                 said=self._said.sealed(self._host.rules, self.task_id),
                 result=self._host.rules.cipher.seal(encoded, "tasks", "result", self.task_id),
-                is_error=bool(is_error),
-                outcome_digest=self._host.binding.outcome_digest("completed", encoded, bytes([bool(is_error)])),
+                is_error=is_error,
+                outcome_digest=self._host.binding.outcome_digest("completed", encoded, bytes([is_error])),
                 call=self._host.operator_call(),
             )
         )
@@ -190,6 +193,8 @@ class TaskHandle:
         Raises:
             PayloadError: The message or the data cannot be stored; the task is still live.
         """
+        payload.check_type(message, str, "message")
+        payload.check_type(code, int, "code")
         error: dict[str, JsonValue] = {"code": code, "message": message}
         if data is not None:
             error["data"] = data
@@ -276,6 +281,9 @@ class TaskHandle:
             raise ValueError(f"Task {shorten(self.task_id)} is external: {remedy}.")
 
     def _questions(self, requests: Mapping[str, JsonValue]) -> list[dict[str, Any]]:
+        payload.check_type(requests, Mapping, "requests")
+        for name in requests:
+            payload.check_type(name, str, "a key of requests")
         if not requests:
             raise ValueError("A question to the requestor needs at least one request.")
         # On the wire a key is never used twice in a task's life, so the tool's own gets a random tail.
@@ -444,9 +452,10 @@ class TaskHandle:
 
 
 def _check_number(number: float, what: str) -> None:
+    payload.check_type(number, Real, what)  # numpy's numbers too
     try:
         finite = math.isfinite(number)
     except OverflowError:  # an integer beyond every float
         finite = False
     if not finite:
-        raise PayloadError(what, "it is no finite number")
+        raise PayloadError(f"$.{what}", "it is no finite number")

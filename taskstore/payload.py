@@ -4,6 +4,7 @@ import json
 import logging
 import math
 from collections.abc import Mapping
+from types import UnionType
 from typing import Any
 
 from pydantic import JsonValue
@@ -14,6 +15,8 @@ from taskstore.errors import PayloadError
 logger = logging.getLogger("taskstore")
 
 MAX_DEPTH = 100
+# PostgreSQL cannot index a text of more than some 2,700 bytes.
+_LONGEST_TEXT_BYTES = 1000
 _LARGEST_INTEGER_BITS = 13_000
 
 
@@ -57,32 +60,31 @@ def canonical(payload: bytes | None) -> bytes | None:
     return None if payload is None else json.dumps(decode(payload), sort_keys=True, ensure_ascii=False).encode()
 
 
-def check_type(value: object, kind: type | tuple[type, ...], what: str) -> None:
-    """Check the type of an argument; a bool is no number here.
+def check_type(value: object, kind: type | UnionType, what: str) -> None:
+    """Check that an argument has the type it is declared with; True and False are no numbers.
 
     Raises:
-        TypeError: It has another type; the error names the argument and both types.
+        TypeError: It has another one; names the argument and both types.
     """
-    if isinstance(value, kind) and not (isinstance(value, bool) and kind is not bool):
-        return
-    kinds = kind if isinstance(kind, tuple) else (kind,)
-    wanted = " or ".join(each.__name__ for each in kinds)
-    raise TypeError(f"{what} must be {wanted}, not {type(value).__name__}.")
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+        declared = kind.__name__ if isinstance(kind, type) else kind
+        raise TypeError(f"{what} must be {declared}, not {type(value).__name__}.")
 
 
 def check_text(value: str, what: str) -> str:
-    """Return a short text that every database stores as it is.
+    """Return a short text that every database stores, and can index, as it is.
 
     Raises:
         TypeError: It is no text.
-        PayloadError: It holds NUL, which PostgreSQL's text cannot, or a lone surrogate.
+        PayloadError: It is longer than 1,000 bytes, or holds NUL, which PostgreSQL's text cannot, or a lone surrogate.
     """
-    if not isinstance(value, str):
-        raise TypeError(f"{what} must be a string, not {type(value).__name__}.")
+    check_type(value, str, what)
     if "\x00" in value:
         raise PayloadError(what, "it contains a NUL character")
     if _has_lone_surrogate(value):
         raise PayloadError(what, "it contains a lone surrogate")
+    if len(value.encode()) > _LONGEST_TEXT_BYTES:
+        raise PayloadError(what, f"it takes more than {_LONGEST_TEXT_BYTES} bytes")
     return value
 
 

@@ -23,6 +23,7 @@ from taskstore.errors import (
     TaskStoreError,
 )
 from taskstore.handle import TaskHandle
+from taskstore.payload import check_type
 from taskstore.store import DEFAULT, Default, TaskStore
 from taskstore.task import Claim, OnCrash, ReasonCode, Task
 
@@ -42,6 +43,9 @@ class WorkResult:
     result: JsonValue | Mapping[str, JsonValue]
     is_error: bool = False
 
+    def __post_init__(self) -> None:
+        check_type(self.is_error, bool, "is_error")
+
 
 @dataclass(frozen=True, slots=True)
 class WorkParked:
@@ -59,6 +63,8 @@ class WorkError(Exception):
     """The work ended in a JSON-RPC error; the task fails with exactly this code, message and data."""
 
     def __init__(self, code: int, message: str, data: JsonValue = None) -> None:
+        check_type(code, int, "code")
+        check_type(message, str, "message")
         super().__init__(message)
         self.code, self.message, self.data = code, message, data
 
@@ -277,7 +283,9 @@ class TaskRunner:
 async def _outcome(work: Work, handle: TaskHandle, name: str) -> _Outcome:
     """Await the work and turn every way it can end into an outcome, but for its cancellation by the runner."""
     try:
-        return await work(handle)
+        result = await work(handle)
+        check_type(result, WorkResult, "what the work returns")
+        return result
     except WorkError as error:
         return error
     except asyncio.CancelledError:

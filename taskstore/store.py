@@ -356,10 +356,11 @@ class TaskStore:
         values = self._row(call, ttl, poll_interval, method, name, request, session_id)
         values.update(_policy(OnCrash(on_crash), max_attempts))
         if parent_task_id is not None:
-            values["parent_task_id"] = _checked(parent_task_id)
+            values["parent_task_id"] = _checked(parent_task_id, "parent_task_id")
         if caller is not None:
             encoded = parts.rules.encode(caller, "$.caller")
             values["caller"] = parts.rules.cipher.seal(encoded, "tasks", "caller", values["task_id"])
+        payload.check_type(idempotency_key, str | None, "idempotency_key")
         if idempotency_key is not None:
             if auth is None:
                 raise ValueError("An idempotency_key needs an auth context: without one, anybody's key could be hit.")
@@ -418,6 +419,8 @@ class TaskStore:
         Returns:
             The task as it is then; at the timeout, as it is.
         """
+        payload.check_type(since_version, int | None, "since_version")
+        payload.check_type(timeout, timedelta | None, "timeout")
         parts, loop = self._parts, asyncio.get_running_loop()
         ends = None if timeout is None else loop.time() + timeout.total_seconds()
         await parts.requestor(auth)
@@ -450,16 +453,16 @@ class TaskStore:
             limit: Tasks a page, from 1 to ``Limits.page_size``.
 
         Raises:
-            ValueError: ``limit`` is out of range.
+            ValueError: ``limit`` is out of range, or ``status`` is none.
             InvalidCursorError: The cursor was issued for another auth context or filter, or not by this store.
         """
-        if auth is None:
-            _check_limit(limit, self._parts.rules.limits)
-            return TaskPage(tasks=(), next_cursor=None)
         filters = {
             "status": None if status is None else TaskStatus(status),
-            "session_digest": None if session_id is None else self._parts.binding.session_digest(session_id),
+            "session_digest": _session_digest(self._parts, session_id),
         }
+        if auth is None:
+            _check_page(cursor, limit, self._parts.rules.limits)
+            return TaskPage(tasks=(), next_cursor=None)
         return await _list_tasks(self._parts, await self._parts.requestor(auth), filters, cursor, limit)
 
     async def list_events(self, task_id: str, *, auth: AuthContext | None, after: int = 0) -> list[TaskEvent]:
@@ -485,6 +488,9 @@ class TaskStore:
             PayloadError: A response to an open question cannot be stored; none of them is.
         """
         parts = self._parts
+        payload.check_type(responses, Mapping, "responses")
+        for key in responses:
+            payload.check_type(key, str, "a key of responses")
         details = await _read_details(parts, task_id, await parts.requestor(auth))
         encoded = {
             key: parts.rules.cipher.seal(parts.rules.encode(response, f"$.{key}"), "inputs", "response", task_id, key)
@@ -519,6 +525,7 @@ class TaskStore:
             ValueError: The task was found by a repeated create, so another call runs it; or it is external.
             LeaseLostError: This process does not hold the task: it is another's, finished, or was lost.
         """
+        payload.check_type(task, Task, "task")
         parts = self._parts
         if task.existing:
             raise ValueError(f"Task {shorten(task.task_id)} existed before this create; whoever created it runs it.")
@@ -549,6 +556,12 @@ class TaskStore:
         Raises:
             RuntimeError: This store is an observer, and runs nothing.
         """
+        payload.check_type(names, Collection, "names")
+        if isinstance(names, str):  # a collection of strings too: its letters
+            raise TypeError("names must be a collection of str, not str.")
+        for name in names:
+            payload.check_type(name, str, "each of names")
+        payload.check_type(timeout, timedelta, "timeout")
         parts, loop = self._parts, asyncio.get_running_loop()
         if not parts.writer:
             raise RuntimeError("An observer runs nothing; claim tasks with a store from TaskStore.open().")
@@ -582,6 +595,7 @@ class TaskStore:
     ) -> Row:
         parts = self._parts
         ttl_ms = self._ttl_ms(ttl)
+        payload.check_type(poll_interval, timedelta | None, "poll_interval")
         if poll_interval is not None:
             _check_span("poll_interval", poll_interval)
         row: Row = _EMPTY_ROW | {
@@ -590,7 +604,7 @@ class TaskStore:
             "server": parts.options.server,
             "method": payload.check_text(method, "$.method"),
             "name": None if name is None else payload.check_text(name, "$.name"),
-            "session_digest": None if session_id is None else parts.binding.session_digest(session_id),
+            "session_digest": _session_digest(parts, session_id),
             "status": TaskStatus.WORKING.value,
             "is_error": False,
             "created_at": call.now,
@@ -611,6 +625,7 @@ class TaskStore:
 
     def _ttl_ms(self, ttl: timedelta | Default | None) -> int | None:
         options = self._parts.options
+        payload.check_type(ttl, timedelta | Default | None, "ttl")
         asked = options.default_ttl if isinstance(ttl, Default) else ttl
         if asked is not None:
             _check_span("ttl", asked)
@@ -648,7 +663,7 @@ class OperatorView:
             "status": None if status is None else TaskStatus(status),
             "name": None if name is None else payload.check_text(name, "$.name"),
             "server": None if server is None else payload.check_text(server, "$.server"),
-            "session_digest": None if session_id is None else self._parts.binding.session_digest(session_id),
+            "session_digest": _session_digest(self._parts, session_id),
         }
         return await _list_tasks(self._parts, self._parts.operator_call(), filters, cursor, limit)
 
@@ -777,8 +792,11 @@ async def _get_details(parts: _Parts, task_id: str, call: Call) -> TaskDetails:
 
 
 async def _list_events(parts: _Parts, task_id: str, call: Call, after: int) -> list[TaskEvent]:
+    payload.check_type(after, int, "after")
     await _read_task(parts, task_id, call)
-    unit = partial(operations.list_events, task_id=task_id, call=call, after=min(after, _LAST_VERSION))
+    # PostgreSQL and SQLite have no integer beyond; before and after all versions everything is the same.
+    within = max(0, min(after, _LAST_VERSION))
+    unit = partial(operations.list_events, task_id=task_id, call=call, after=within)
     return await parts.read_unit(unit, call, snapshot=True)
 
 
@@ -802,7 +820,7 @@ async def _cancel_task(parts: _Parts, task_id: str, call: Call) -> Task:
 async def _list_tasks(
     parts: _Parts, call: Call, filters: Mapping[str, str | None], cursor: str | None, limit: int
 ) -> TaskPage:
-    _check_limit(limit, parts.rules.limits)
+    _check_page(cursor, limit, parts.rules.limits)
     parts.rate.count(call)
     scope = json.dumps([call.auth_key, filters])
     unit = partial(
@@ -864,18 +882,24 @@ def _span_ms(name: str, span: timedelta) -> int:
     return ms
 
 
-def _check_limit(limit: int, limits: Limits) -> None:
+def _check_page(cursor: str | None, limit: int, limits: Limits) -> None:
+    payload.check_type(cursor, str | None, "cursor")
+    payload.check_type(limit, int, "limit")
     if not 1 <= limit <= limits.page_size:
         raise ValueError(f"limit must be 1 to {limits.page_size}, not {limit}.")
 
 
-def _checked(task_id: str) -> str:
+def _checked(task_id: str, what: str = "task_id") -> str:
     """Let nothing through to the database that cannot be an id of ours, such as text with a NUL."""
-    if not isinstance(task_id, str):
-        raise TypeError(f"task_id must be a string, not {type(task_id).__name__}.")
+    payload.check_type(task_id, str, what)
     if not (task_id.isascii() and task_id.isprintable() and len(task_id) <= _LONGEST_ID):
         raise TaskNotFoundError(task_id)
     return task_id
+
+
+def _session_digest(parts: _Parts, session_id: str | None) -> str | None:
+    payload.check_type(session_id, str | None, "session_id")
+    return None if session_id is None else parts.binding.session_digest(session_id)
 
 
 def _value(value: T | Refused, call: Call | None) -> T:

@@ -195,6 +195,30 @@ async def test_a_result_that_cannot_be_stored_fails_the_task_and_names_the_place
     assert "rows[1]" in error["message"]
 
 
+@pytest.mark.parametrize(
+    "outcome",
+    [
+        lambda: None,
+        lambda: {"pages": 10},
+        lambda: WorkResult({}, is_error="no"),  # type: ignore[arg-type]
+        lambda: WorkError("-32000", "no code"),  # type: ignore[arg-type]
+        lambda: WorkError(-32000, b"no text"),  # type: ignore[arg-type]
+    ],
+)
+async def test_work_that_ends_in_something_of_a_wrong_type_fails_its_task(
+    store: TaskStore, runner: TaskRunner, outcome: Any
+) -> None:
+    """An error in the runner's own last write would leave the task 'working', and its client waiting."""
+
+    async def work(handle: TaskHandle) -> WorkResult:
+        made: WorkResult = outcome()
+        return made
+
+    task = await runner.start(work, auth=ALICE, name="report")
+
+    assert (await finished(store, task)).status_message == "Error executing tool report"
+
+
 async def test_an_error_that_cannot_be_stored_still_fails_the_task(store: TaskStore, runner: TaskRunner) -> None:
     """The data of an error comes from the tool as well."""
 
