@@ -8,7 +8,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from taskstore import EventKind, ReasonCode, Task, TaskEvent, TaskNotFoundError, TaskStatus, TaskStore
+from taskstore import EventKind, OwnerKind, ReasonCode, Task, TaskEvent, TaskNotFoundError, TaskStatus, TaskStore
 from taskstore.operations import milliseconds
 from taskstore.task import TaskDetails
 
@@ -57,7 +57,7 @@ class Known:
 
     name: str
     creators: list[int] = field(default_factory=list)  # lives that began to create it
-    holder: int | None = None  # the life that was told that it holds the task
+    holders: dict[int, int] = field(default_factory=dict)  # by attempt, the life that was told that it holds the task
     task_id: str | None = None
     finished: dict[str, Any] | None = None
     deleting: bool = False
@@ -115,7 +115,7 @@ class Checker:
         elif did == "broke":
             self.violations.append(f"life {life.number} broke: {record['trace']}")
         elif did == "unavailable":
-            self.complaints[record["error"]] += 1
+            self.complaints[record["error"].splitlines()[0]] += 1
         elif did == "opened":
             self.counts["opened"] += 1
             life.opened_at = record["at"]
@@ -126,29 +126,29 @@ class Checker:
 
     def _take_about_task(self, life: Life, did: str, record: dict[str, Any]) -> None:
         known = self._known.setdefault(record["name"], Known(record["name"]))
+        self.counts[record["status"] if did == "finished" else did] += 1
         match did:
             case "creating":
                 known.creators.append(life.number)
             case "created":
-                self.counts["created"] += 1
                 if known.task_id not in (None, record["task"]):
                     self._violated(known, f"was created twice: {known.task_id} and {record['task']}")
                 known.task_id = record["task"]
                 if not record["existing"]:
-                    known.holder = life.number
+                    known.holders[1] = life.number
+            case "claimed":
+                if known.holders.setdefault(record["attempt"], life.number) != life.number:
+                    self._violated(known, f"was claimed twice in attempt {record['attempt']}")
             case "finished":
-                self.counts[record["status"]] += 1
                 if known.finished is not None and known.finished["version"] != record["version"]:
                     self._violated(known, f"was acknowledged as finished twice: {known.finished} and {record}")
                 known.finished = record
             case "deleting":
                 known.deleting = True
             case "deleted":
-                self.counts["deleted"] += 1
                 known.deleted_at = record["at"]
             case "refused":
                 known.refused = True
-                self.counts[f"refused: {record['error']}"] += 1
             case "wrong":
                 self._violated(known, record["what"])
 
@@ -184,10 +184,10 @@ class Checker:
         if settled is not None:
             if settled != (task.status, task.version):
                 self.violations.append(
-                    f"task {task.name}: changed after its end: {settled}, now {task.status}, {task.version}"
+                    f"task {task.method}: changed after its end: {settled}, now {task.status}, {task.version}"
                 )
             return
-        known = self._known.get(task.name or "")
+        known = self._known.get(task.method)
         if known is None:
             # Its life has written down that it creates it, and that is read later.
             return
@@ -207,6 +207,9 @@ class Checker:
         except TaskNotFoundError:
             return  # expired or deleted meanwhile; whether that may be is decided once all tasks are read
         self._check_history(known, details.task, events)
+        for event in events:
+            if event.reason is not None:
+                self._check_verdict(known, event, lives)
         self._check_outcome(known, details, events, lives)
         self._settled[task.task_id] = (details.task.status, details.task.version)
 
@@ -250,63 +253,69 @@ class Checker:
                 if (outcome.result, outcome.error) != (None, None):
                     self._violated(known, "was cancelled, and has an outcome")
             case TaskStatus.FAILED if end.reason is None:
-                self._check_failure(known, character, outcome.error, lives)
+                self._check_failure(known, character, end.attempt, outcome.error, lives)
             case TaskStatus.FAILED:
-                self._check_verdict(known, end, outcome.error, lives)
+                if outcome.error["data"]["reason"] != end.reason:  # type: ignore[index, call-overload]
+                    self._violated(known, f"its event says {end.reason}, its error {outcome.error}")
 
-    def _check_failure(self, known: Known, character: Character, error: Any, lives: dict[int, Life]) -> None:
+    def _check_failure(
+        self, known: Known, character: Character, attempt: int, error: Any, lives: dict[int, Life]
+    ) -> None:
         if character.ends == "fail" and error == character.error:
             return
         self.counts["failed at its exit"] += 1
-        stopped = error["message"].endswith("was stopped before it finished") and lives[self._holder(known)].told_to_end
+        told = any(lives[number].told_to_end for number in self._holders(known, attempt))
+        stopped = error["message"].endswith("was stopped before it finished") and told
         if not stopped and not (known.refused and error["message"].startswith("Error executing tool")):
             self._violated(known, f"failed with {error}")
 
-    def _holder(self, known: Known) -> int:
-        return known.creators[0] if known.holder is None else known.holder
+    def _holders(self, known: Known, attempt: int) -> list[int]:
+        """List the lives that may have held a task in an attempt; none if it was claimed, and nobody heard of it."""
+        if attempt in known.holders:
+            return [known.holders[attempt]]
+        return known.creators if attempt == 1 else []
 
-    def _check_verdict(self, known: Known, end: TaskEvent, error: Any, lives: dict[int, Life]) -> None:
-        if error["data"]["reason"] != end.reason:
-            self._violated(known, f"its event says {end.reason}, its error {error}")
-        self.counts[f"failed: {end.reason}"] += 1
-        at = milliseconds(end.at)
-        holders = [lives[number] for number in (known.creators if known.holder is None else [known.holder])]
-        if end.reason is ReasonCode.CRASH_RECOVERY:
+    def _check_verdict(self, known: Known, event: TaskEvent, lives: dict[int, Life]) -> None:
+        """Check what the store itself decided over a task, which takes it from its holder."""
+        self.counts[f"{event.kind}: {event.reason}"] += 1
+        at, attempt = milliseconds(event.at), event.attempt - 1
+        holders = [lives[number] for number in self._holders(known, attempt)]
+        told_to_end = not holders or any(life.told_to_end for life in holders)
+        if event.reason is ReasonCode.CRASH_RECOVERY:
             dead = [life.ended_at for life in holders if life.ended_at is not None and life.ended_at <= at]
             if dead:
                 self.longest_recovery_ms = max(self.longest_recovery_ms, at - min(dead))
-            elif known.holder is None and any(life.told_to_end for life in holders):
-                self.counts["unacknowledged create beside a close"] += 1
+            elif attempt not in known.holders and told_to_end:
+                # Its creation or claim was under way when the store was closed, and nobody heard of it.
+                self.counts["unacknowledged beside a close"] += 1
             elif not any(_may_be_taken_for_dead(life, at) for life in holders):
-                self._violated(known, f"was failed at {at} while its process lived ({holders})")
-        elif end.reason is ReasonCode.SERVER_STOPPED:
-            if not any(life.told_to_end for life in holders):
+                self._violated(known, f"was taken at {at} from a process that lived ({holders})")
+        elif event.reason is ReasonCode.SERVER_STOPPED:
+            if not told_to_end:
                 self._violated(known, "was handed over by a process that was not told to end")
-        elif end.reason is ReasonCode.ABANDONED:
-            # Nothing held it: its create was never acknowledged, or its flow was ended, and that could not be stored.
-            if known.holder is not None and not lives[known.holder].told_to_end:
+        elif event.reason is ReasonCode.ABANDONED:
+            # Nothing held it: nobody heard of its creation or claim, or its flow was ended, and that was not stored.
+            if attempt in known.holders and not told_to_end:
                 self._violated(known, "was failed as abandoned, and was held")
         else:
-            self._violated(known, f"was failed as {end.reason}")
+            self._violated(known, f"was decided over as {event.reason}")
 
     async def stuck(self, store: TaskStore, lives: dict[int, Life]) -> list[str]:
         """List the live tasks of which every process that may hold them is dead."""
-        names = []
+        held: list[Task] = []
         for status in (TaskStatus.WORKING, TaskStatus.INPUT_REQUIRED):
             cursor: str | None = None
             while True:
                 page = await store.operator.list_tasks(status=status, limit=PAGE, cursor=cursor)
-                names += [task.name or "" for task in page.tasks]
+                held += [task for task in page.tasks if task.owner_kind is OwnerKind.INSTANCE]
                 cursor = page.next_cursor
                 if cursor is None:
                     break
-        return [name for name in names if self._is_dead(name, lives)]
+        return [task.method for task in held if self._has_nobody(task, lives)]
 
-    def _is_dead(self, name: str, lives: dict[int, Life]) -> bool:
-        known = self._known.get(name)
-        if known is None:
-            return lives[Character(name).life].gone
-        holders = known.creators if known.holder is None else [known.holder]
+    def _has_nobody(self, task: Task, lives: dict[int, Life]) -> bool:
+        known = self._known.get(task.method)
+        holders = [Character(task.method).life] if known is None else self._holders(known, task.attempt)
         return all(lives[number].gone for number in holders)
 
     def stuck_longer(self, names: Iterable[str], seconds: float) -> None:

@@ -82,6 +82,8 @@ class Laboratory:
         try:
             for slot in range(self._plan.processes):
                 self._start_life(slot)
+            await self._until_open()
+            began = time.monotonic()
             outages = list(self._plan.outages)
             while time.monotonic() - began < self._plan.seconds and not self._is_done():
                 left = self._plan.seconds - (time.monotonic() - began)
@@ -117,6 +119,13 @@ class Laboratory:
             machine = Machine(own_namespace=number > 0, errors=errors, heard=self._hear)
             await machine.start()
             self._machines.append(machine)
+
+    async def _until_open(self) -> None:
+        """Wait until all the first workers have opened the store; what comes before is no time to count."""
+        async with asyncio.timeout(_END_SECONDS):
+            while any(life.opened_at is None for life in self._lives.values()):
+                await asyncio.sleep(0.05)
+                self._checker.read_logs(self._lives.values())
 
     def _start_life(self, slot: int) -> None:
         number, machine = len(self._lives), self._machines[slot % len(self._machines)]
@@ -172,7 +181,8 @@ class Laboratory:
         life.gone = True
         if life.ended_at is None:
             life.ended_at = _now()
-            if not life.told_to_end or message["code"] != 0:
+            # SIGTERM may come before a worker is ready to take it as a request.
+            if not life.told_to_end or message["code"] not in (0, -signal.SIGTERM):
                 self._checker.violations.append(f"life {life.number} ended by itself with {message['code']}")
         if not self._closing and self._running.get(life.slot) is life:
             self._later(self._fate(life).uniform(0, 0.3), lambda: self._start_life(life.slot))

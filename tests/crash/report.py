@@ -4,6 +4,7 @@ import json
 from collections import Counter
 from dataclasses import dataclass, field
 
+_LONGEST = 200  # of a message in the table
 _RESULTS = ("completed", "failed", "cancelled")
 
 
@@ -61,7 +62,7 @@ def table(report: Report) -> str:
     ]
     width = max(len(name) for name, _ in rows)
     lines = [f"{name:{width}}  {value}" for name, value in rows]
-    lines += [f"while the database was away, {number} times: {what}" for what, number in report.unavailable.items()]
+    lines += [f"told {number} times: {what[:_LONGEST]}" for what, number in report.unavailable.most_common()]
     lines += [f"VIOLATION {what}" for what in report.violations]
     return "\n".join(lines)
 

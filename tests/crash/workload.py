@@ -14,11 +14,14 @@ import time
 import traceback
 from datetime import timedelta
 
+from pydantic import JsonValue
+
 from taskstore import (
     AuthContext,
     DatabaseUnavailableError,
     IllegalTransitionError,
     LeaseLostError,
+    OnCrash,
     StoreOptions,
     Task,
     TaskHandle,
@@ -36,10 +39,14 @@ UPKEEP = timedelta(seconds=1)
 BRIEF = timedelta(milliseconds=500)
 
 FLOWS = 3
+ONCE, AGAIN = "once", "again"  # the names of the two tools there are
+
+
+QUESTION: dict[str, JsonValue] = {"who": {"method": "elicitation/create", "params": {}}}
 
 
 class Character:
-    """What follows from a task's name: how it goes, and how it ends."""
+    """What follows from a task's name, which it carries as its method: how it goes, and how it ends."""
 
     def __init__(self, name: str) -> None:
         draw = random.Random(name)
@@ -50,6 +57,8 @@ class Character:
         self.is_keyed = not self.is_brief and draw.random() < 0.3
         self.is_deleted = draw.random() < 0.05
         self.asks = draw.random() < 0.1
+        self.is_run_again = not self.is_brief and draw.random() < 0.3
+        self.parks = self.is_run_again and draw.random() < 0.3
         self.steps = draw.choice([0, 0, 1, 3])
         self.result = {"name": name, "blob": draw.randbytes(draw.choice([0, 10, 200, 200, 5000])).hex()}
         self.error = {"code": -32000, "message": f"{name} failed", "data": {"name": name}}
@@ -139,7 +148,7 @@ class _Worker:
 
     async def _serve(self, store: TaskStore, ends: asyncio.Event) -> None:
         jobs = [asyncio.create_task(self._flow(store)) for _ in range(FLOWS)]
-        jobs.append(asyncio.create_task(self._request(store)))
+        jobs += [asyncio.create_task(self._request(store)), asyncio.create_task(self._run_again(store))]
         ending = asyncio.create_task(ends.wait())
         done, left = await asyncio.wait([*jobs, ending], return_when=asyncio.FIRST_COMPLETED)
         for job in left:
@@ -183,7 +192,9 @@ class _Worker:
         self._log.note("creating", name=name)
         task = await store.create_task(
             auth=ALICE,
-            name=name,
+            method=name,
+            name=AGAIN if character.is_run_again else ONCE,
+            on_crash=OnCrash.RETRY if character.is_run_again else OnCrash.FAIL,
             request={"name": name},
             ttl=BRIEF if character.is_brief else timedelta(days=1),
             idempotency_key=name if character.is_keyed else None,
@@ -192,7 +203,32 @@ class _Worker:
         if task.existing:
             return
         async with store.handle(task) as handle:
-            await self._use(store, character, handle)
+            if character.parks:
+                await self._insist(lambda: handle.park(QUESTION, state={"name": name}))
+                self._log.note("parked", name=name)
+            else:
+                await self._use(store, character, handle)
+
+    async def _run_again(self, store: TaskStore) -> None:
+        """Run what was parked and is answered, and what lost its process."""
+        while True:
+            try:
+                claim = await store.claim_task([AGAIN], timeout=timedelta(seconds=1))
+                if claim is None:
+                    continue
+                task, name = claim.task, claim.task.method
+                self._log.note("claimed", name=name, task=task.task_id, attempt=task.attempt)
+                async with store.handle(task) as handle:
+                    if claim.request != {"name": name}:
+                        self._log.note("wrong", name=name, what=f"was claimed with the request {claim.request}")
+                    left = (claim.state, claim.answers)
+                    if left not in ((None, {}), ({"name": name}, {"who": {"answer": name}})):
+                        self._log.note("wrong", name=name, what=f"was claimed with {left}")
+                    await self._use(store, Character(name), handle)
+            except DatabaseUnavailableError as error:
+                await self._bear(error)
+            except (LeaseLostError, IllegalTransitionError, TaskNotFoundError) as error:
+                self._log.note("refused", name=name, error=type(error).__name__)
 
     async def _use(self, store: TaskStore, character: Character, handle: TaskHandle) -> None:
         name = character.name
@@ -200,7 +236,7 @@ class _Worker:
             await handle.progress(step + 1, character.steps, f"step {step + 1}")
             await self._pause(0.03)
         if character.asks:
-            answers = await self._insist(lambda: handle.ask({"who": {"method": "elicitation/create", "params": {}}}))
+            answers = await self._insist(lambda: handle.ask(QUESTION))
             if answers is not None and answers != {"who": {"answer": name}}:
                 self._log.note("wrong", name=name, what=f"asked, and was answered {answers!r}")
         await self._pause()
@@ -249,7 +285,7 @@ class _Worker:
                 for task in asking.tasks:
                     await self._answer(store, task)
                 working = (await store.list_tasks(auth=ALICE, status=TaskStatus.WORKING, limit=20)).tasks
-                leaving = [task for task in working if Character(task.name or "0-0").ends == "leave"]
+                leaving = [task for task in working if Character(task.method).ends == "leave"]
                 if leaving:
                     await self._cancel(store, self._random.choice(leaving))
                 elif working and self._random.random() < 0.1:
@@ -260,7 +296,7 @@ class _Worker:
     async def _answer(self, store: TaskStore, task: Task) -> None:
         try:
             details = await store.get_details(task.task_id, auth=ALICE)
-            answers = {key: {"answer": task.name} for key in details.input_requests}
+            answers = {key: {"answer": task.method} for key in details.input_requests}
             await store.answer_inputs(task.task_id, answers, auth=ALICE)
         except TaskNotFoundError:
             pass  # brief
@@ -270,4 +306,4 @@ class _Worker:
             done = await store.cancel_task(task.task_id, auth=ALICE)
         except (IllegalTransitionError, TaskNotFoundError):
             return
-        self._log.note("finished", name=task.name, task=done.task_id, status=done.status, version=done.version)
+        self._log.note("finished", name=task.method, task=done.task_id, status=done.status, version=done.version)
