@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
-from .laboratory import MACHINE_LOST, Laboratory, Plan, Report
+from .laboratory import MACHINE_LOST, Laboratory, Plan
 from .machine import can_have_another
 from .outages import LOSSES, Ground, can_mount, postgres_ground, sqlite_ground
-from .report import line, table, to_json
+from .report import Report, line, table, to_json
 
 DISK_FULL = "disk-full"
 

@@ -32,6 +32,8 @@ class Life:
 
     Attributes:
         ended_at: Just before the signal that ended it, or its own note that it reached a deadly fail point.
+        gone: Whether its end was heard of.
+        is_read: Whether all that it wrote has been read.
         told_to_end: Whether it was asked to close its store and go.
         opened_at: When it opened its store.
         acknowledged_at: When it last heard that something is stored.
@@ -46,6 +48,7 @@ class Life:
     ended_at: int | None = None
     gone: bool = False
     told_to_end: bool = False
+    is_read: bool = False
     opened_at: int | None = None
     acknowledged_at: int | None = None
     suspensions: list[tuple[int, int | None]] = field(default_factory=list)
@@ -88,8 +91,9 @@ class Checker:
     def read_logs(self, lives: Iterable[Life]) -> None:
         """Take in what the lives have written since the last time."""
         for life in lives:
-            if not life.log.exists():
+            if life.is_read or not life.log.exists():
                 continue
+            life.is_read = life.gone  # it writes no more
             with life.log.open("rb") as log:
                 log.seek(self._read[life.number])
                 written = log.read()

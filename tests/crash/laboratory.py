@@ -70,6 +70,7 @@ class Laboratory:
         self._running: dict[int, Life] = {}  # by slot
         self._machines: list[Machine] = []
         self._checker = Checker()
+        self._began = time.monotonic()
         self._closing = self._arming = False
         self._lost: Machine | None = None
         self._resuming: set[asyncio.TimerHandle] = set()
@@ -77,25 +78,24 @@ class Laboratory:
 
     async def run(self) -> Report:
         """Run to the end of the plan, or to the first round that finds a violation."""
-        began = time.monotonic()
         await self._start_machines()
         try:
             for slot in range(self._plan.processes):
                 self._start_life(slot)
             await self._until_open()
-            began = time.monotonic()
+            self._began = time.monotonic()
             outages = list(self._plan.outages)
-            while time.monotonic() - began < self._plan.seconds and not self._is_done():
-                left = self._plan.seconds - (time.monotonic() - began)
-                await self._disturb(min(self._plan.round_seconds, left), began)
+            while time.monotonic() - self._began < self._plan.seconds and not self._is_done():
+                left = self._plan.seconds - (time.monotonic() - self._began)
+                await self._disturb(min(self._plan.round_seconds, left))
                 if outages:
                     outages.append(outages.pop(0))
                     if outages[-1] in LOSSES:
-                        await self._calm(began)
-                        await self._lose_file(outages[-1], began)
+                        await self._calm()
+                        await self._lose_file(outages[-1])
                     else:
-                        await self._outage(outages[-1], began)
-                await self._calm(began)
+                        await self._outage(outages[-1])
+                await self._calm()
             await self._end()
         finally:
             for handle in self._resuming:
@@ -103,7 +103,7 @@ class Laboratory:
             self._closing = True
             for machine in self._machines:
                 await machine.stop()
-        self._look(began)
+        self._look()
         return self.report
 
     def _is_done(self) -> bool:
@@ -123,7 +123,7 @@ class Laboratory:
     async def _until_open(self) -> None:
         """Wait until all the first workers have opened the store; what comes before is no time to count."""
         async with asyncio.timeout(_END_SECONDS):
-            while any(life.opened_at is None for life in self._lives.values()):
+            while not self._checker.violations and any(life.opened_at is None for life in self._lives.values()):
                 await asyncio.sleep(0.05)
                 self._checker.read_logs(self._lives.values())
 
@@ -209,13 +209,13 @@ class Laboratory:
 
     # --- disturbances
 
-    async def _disturb(self, seconds: float, began: float) -> None:
+    async def _disturb(self, seconds: float) -> None:
         self._arming = True
         ends = time.monotonic() + seconds
         while (now := time.monotonic()) < ends and not self._is_done():
             await asyncio.sleep(min(self._random.expovariate(1 / self._plan.kill_every_seconds), ends - now))
             self._strike()
-            self._look(began)
+            self._look()
         self._arming = False
 
     def _strike(self) -> None:
@@ -235,7 +235,7 @@ class Laboratory:
             self.report.counts["told to end"] += 1
             self._signal(life, signal.SIGTERM)
 
-    async def _outage(self, name: str, began: float) -> None:
+    async def _outage(self, name: str) -> None:
         self.report.counts[f"outage: {name}"] += 1
         if name == MACHINE_LOST:
             causing = asyncio.create_task(self._lose_machine())
@@ -247,7 +247,7 @@ class Laboratory:
             await asyncio.wait([causing], timeout=2 * self._plan.kill_every_seconds)
             if strikes:
                 self._strike()
-            self._look(began)
+            self._look()
         await causing
 
     async def _lose_machine(self) -> None:
@@ -265,7 +265,7 @@ class Laboratory:
             if self._machine(life) is lost:
                 self._start_life(slot)
 
-    async def _lose_file(self, name: str, began: float) -> None:
+    async def _lose_file(self, name: str) -> None:
         """Take the file away from under all stores: none may go on in it, and what comes after is as good as new."""
         assert self._ground.path is not None
         self.report.counts[f"outage: {name}"] += 1
@@ -286,7 +286,7 @@ class Laboratory:
                 life.told_to_end = True
                 self._resume(life)
                 self._signal(life, signal.SIGTERM)
-        await self._disturb(2 * _LOSS_SECONDS, began)
+        await self._disturb(2 * _LOSS_SECONDS)
         self._checker.read_logs(before)
         for life in robbed:
             late = (life.acknowledged_at or 0) - lost_at
@@ -297,21 +297,21 @@ class Laboratory:
 
     # --- the checks
 
-    async def _calm(self, began: float) -> None:
+    async def _calm(self) -> None:
         """Let nothing happen until every dead process's tasks are decided, and check what has been acknowledged."""
         self._resume_all()
-        await self._until_nothing_is_stuck(began)
+        await self._until_nothing_is_stuck()
         # What has been read of the logs by now was acknowledged before the store is read.
         self._checker.read_logs(self._lives.values())
         async with open_observer(self._ground.url, options=options(self._plan.seed)) as store:
             await self._checker.check(store, self._lives)
-        self._look(began)
+        self._look()
 
     def _resume_all(self) -> None:
         for life in self._lives.values():
             self._resume(life)
 
-    async def _until_nothing_is_stuck(self, began: float) -> None:
+    async def _until_nothing_is_stuck(self) -> None:
         """Wait for the verdicts over the tasks of dead processes, at most as long as those may take."""
         ends = time.monotonic() + PATIENCE_SECONDS
         stuck = ["none could be read"]
@@ -322,7 +322,7 @@ class Laboratory:
                     stuck = await self._checker.stuck(store, self._lives)
                 if not stuck:
                     return
-            self._look(began)
+            self._look()
             await asyncio.sleep(0.5)
         self._checker.stuck_longer(stuck, PATIENCE_SECONDS)
 
@@ -345,17 +345,17 @@ class Laboratory:
         self._checker.read_logs(self._lives.values())
         # A death while ending is decided by who comes next.
         async with TaskStore.open(self._ground.url, options=options(self._plan.seed)) as store:
-            await self._until_nothing_is_stuck(time.monotonic())
+            await self._until_nothing_is_stuck()
             await self._checker.check(store, self._lives)
 
-    def _look(self, began: float) -> None:
+    def _look(self) -> None:
         checker, report = self._checker, self.report
         checker.read_logs(self._running.values())
         own = Counter({name: number for name, number in report.counts.items() if name not in checker.counts})
         report.counts = own + checker.counts
         report.unavailable, report.violations = checker.complaints, checker.violations
         report.longest_recovery_ms = checker.longest_recovery_ms
-        report.seconds, report.lives = time.monotonic() - began, len(self._lives)
+        report.seconds, report.lives = time.monotonic() - self._began, len(self._lives)
         self._progress(report)
 
 

@@ -12,7 +12,9 @@ import random
 import signal
 import time
 import traceback
+from collections.abc import Awaitable, Callable
 from datetime import timedelta
+from typing import TypeVar
 
 from pydantic import JsonValue
 
@@ -31,6 +33,8 @@ from taskstore import (
 )
 
 from . import points
+
+T = TypeVar("T")
 
 ALICE = AuthContext(subject="alice")
 LEASE = timedelta(seconds=6)
@@ -256,7 +260,7 @@ class _Worker:
             await self._insist(lambda: store.delete_task(done.task_id, auth=ALICE))
             self._log.note("deleted", name=name)
 
-    async def _insist(self, call):  # type: ignore[no-untyped-def]
+    async def _insist(self, call: Callable[[], Awaitable[T]]) -> T:
         """Call until the database can be reached."""
         while True:
             try:
@@ -296,7 +300,7 @@ class _Worker:
     async def _answer(self, store: TaskStore, task: Task) -> None:
         try:
             details = await store.get_details(task.task_id, auth=ALICE)
-            answers = {key: {"answer": task.method} for key in details.input_requests}
+            answers: dict[str, JsonValue] = {key: {"answer": task.method} for key in details.input_requests}
             await store.answer_inputs(task.task_id, answers, auth=ALICE)
         except TaskNotFoundError:
             pass  # brief
