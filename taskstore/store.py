@@ -216,8 +216,8 @@ class _Parts:
         try:
             self.scheduler.stop()
             if self.instance is not None:
-                self.turn.leave(self.instance.instance_id)
                 self.instance.stop()
+                self.turn.leave(self.instance.instance_id)
                 self.recovery.hand_over(self.instance.instance_id)
         except DatabaseUnavailableError as error:
             logger.warning("The store is closed without a last word to its database: %s", error)

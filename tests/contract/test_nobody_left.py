@@ -131,3 +131,13 @@ def test_after_a_fork_the_child_cannot_use_the_parents_store(database_url):
 
     assert ran.stdout.count("opened before a fork") == 2
     assert ran.stdout.splitlines()[-1] == "working"
+
+
+async def test_a_store_that_closes_while_its_database_is_away_leaves_no_thread(database_url):
+    """Its heart would beat on for the life of the process, and say for ever that it failed."""
+    async with TaskStore.open(database_url) as store:
+        store._parts.database.close()
+
+    async with asyncio.timeout(30):
+        while any(thread.name.startswith("taskstore") for thread in threading.enumerate()):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
