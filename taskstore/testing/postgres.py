@@ -7,7 +7,8 @@ Environment variables decide where the server comes from:
 ``TASKSTORE_TEST_POSTGRES_BIN``
     Folder that holds ``initdb`` and ``postgres``, for those who don't want the one that would be found.
 ``TASKSTORE_TEST_POSTGRES_VERSION``
-    Major version, such as ``15``, of the server that is wanted among those that are installed.
+    Major version, such as ``15``, of the server that is wanted among those that are installed; another one that the
+    URL names is an error.
 """
 
 import atexit
@@ -166,6 +167,11 @@ class PostgresServer:
             self.url = self._cluster.create()
         with _connected(self.url) as connection:
             self.version = connection.info.server_version // 10_000
+        wanted = os.environ.get(VERSION_VARIABLE)
+        if self._cluster is None and wanted and wanted != str(self.version):
+            raise PostgresUnavailableError(
+                f"The server of {URL_VARIABLE} has version {self.version}, not the {wanted} of {VERSION_VARIABLE}."
+            )
         return self
 
     def __exit__(

@@ -252,3 +252,15 @@ def test_a_version_that_is_not_installed_is_an_error_and_not_replaced(monkeypatc
 
     with pytest.raises(PostgresUnavailableError, match=f"version 9 found, which {VERSION_VARIABLE} asks for"):
         find_bin_folder()
+
+
+@pytest.mark.usefixtures("no_server_chosen")
+def test_a_running_server_of_another_version_is_an_error(
+    server: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever names both means both."""
+    monkeypatch.setenv(URL_VARIABLE, server.url)
+    monkeypatch.setenv(VERSION_VARIABLE, "9")
+
+    with pytest.raises(PostgresUnavailableError, match=f"has version {server.version}, not the 9"):
+        PostgresServer().__enter__()
