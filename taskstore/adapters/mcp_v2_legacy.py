@@ -111,8 +111,6 @@ class LegacyClient:
             while not status.is_finished:
                 task = await store.wait_for_task(self._task_id, auth=auth, since_version=version)
                 version = task.version
-                if task.is_finished:
-                    self._progress_token = None  # it ends with the task, whatever the tool has still to say
                 if task.status is not status:
                     status = task.status
                     # Without the mark of the task: the task is all that is in there.
@@ -132,10 +130,8 @@ class LegacyClient:
             logger.warning("The client of task %s takes no notifications; it gets no more.", shorten(self._task_id))
 
 
-def ask_on_stream(ctx: ServerRequestContext) -> Ask | None:
-    """Make what puts questions to the client on the stream of its request; None when that stream takes none."""
-    if not ctx.session.can_send_request:
-        return None
+def ask_on_stream(ctx: ServerRequestContext) -> Ask:
+    """Make what puts questions to the client on the stream of its request."""
     stream = ServerMessageMetadata(related_request_id=ctx.request_id)
 
     async def ask(method: str, params: WireObject) -> JsonValue:

@@ -1,12 +1,14 @@
 """What a session of 2025-11-25 hears of its tasks, and what it is asked for them."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack
 from datetime import timedelta
 from typing import Any
 
 import anyio
+import httpx2
 import pytest
 from mcp.client._memory import InMemoryTransport
 from mcp.server.mcpserver import Context
@@ -245,6 +247,11 @@ class Hesitant:
             self.withdrawn.set()
         return {}
 
+    async def let_off(self) -> None:
+        """Wait until the question is withdrawn."""
+        with anyio.fail_after(30):
+            await self.withdrawn.wait()
+
 
 async def accept(method: str, params: Mapping[str, Any]) -> dict[str, Any]:
     return ACCEPTED
@@ -289,6 +296,53 @@ async def test_a_question_may_be_asked_while_the_client_already_waits(
 
     assert answers == [{"q": ACCEPTED}] * 3
     assert len(peer.asked) == 3
+
+
+async def test_each_question_is_asked_once_on_a_stream(reports: Any, connect_legacy: Any, ask: Any) -> None:
+    """Whatever else changes meanwhile, one dialog is on the screen for one question."""
+    user = Hesitant()
+
+    async with connect_legacy(reports.server, respond=user.respond) as peer:
+        asking = await ask()
+        waiting = asyncio.create_task(peer.result(asking.task_id))
+        await user.asked.wait()
+        user.asked.clear()
+        second = {**QUESTION, "params": {**QUESTION["params"], "message": "Really?"}}
+        another = asyncio.create_task(asking.handle.ask({"second": second}))
+        await user.asked.wait()
+        await peer.cancel(asking.task_id)
+        await user.let_off()
+        await asyncio.gather(waiting, asking.answers, another, return_exceptions=True)
+
+    assert [params["message"] for _, params in peer.asked] == ["Delete?", "Really?"]
+
+
+async def test_the_question_comes_in_the_response_of_the_waiting_request(reports: Any, serve: Any, ask: Any) -> None:
+    """A client may have no other stream open: the one of tasks/result is where the question is due (T25-23)."""
+    accepted = {"Accept": "application/json, text/event-stream"}
+    initialize = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": CLIENT}
+
+    async with serve(reports.server) as url, httpx2.AsyncClient(headers=accepted) as http:
+
+        def body(**message: Any) -> dict[str, Any]:
+            return {"jsonrpc": "2.0", **message}
+
+        answer = await http.post(url, json=body(id=1, method="initialize", params=initialize))
+        http.headers.update({"Mcp-Session-Id": answer.headers["mcp-session-id"], "MCP-Protocol-Version": "2025-11-25"})
+        await http.post(url, json=body(method="notifications/initialized"))
+        asking = await ask(None)
+        request = body(id=2, method="tasks/result", params={"taskId": asking.task_id})
+        async with http.stream("POST", url, json=request) as stream:
+            messages = (json.loads(line[6:]) async for line in stream.aiter_lines() if line.startswith("data: {"))
+            question = await anext(messages)
+            await http.post(url, json=body(id=question["id"], result=ACCEPTED))
+            answered = await asking.answer()
+            await asking.handle.complete({"content": []})
+            result = await anext(messages)
+
+    assert question["method"] == "elicitation/create"
+    assert answered == ACCEPTED
+    assert (result["id"], result["result"]["content"]) == (2, [])
 
 
 async def test_the_refusal_of_a_client_is_an_answer(reports: Any, connect_legacy: Any, ask: Any) -> None:
@@ -336,7 +390,7 @@ async def test_every_waiting_client_is_asked_and_the_first_answer_counts(
         await user.asked.wait()
         waiting.append(asyncio.create_task(quick.result(asking.task_id)))
         answer = await asking.answer()
-        await user.withdrawn.wait()
+        await user.let_off()
         await asking.handle.complete({"content": []})
         results = await asyncio.gather(*waiting)
 
@@ -381,7 +435,7 @@ async def test_a_client_of_2026_answers_what_a_legacy_client_was_asked(
         polled = await modern.get(asking.task_id)
         await modern.update(asking.task_id, dict.fromkeys(polled["inputRequests"], ACCEPTED))
         answer = await asking.answer()
-        await user.withdrawn.wait()
+        await user.let_off()
         await asking.handle.complete({"content": []})
         result = await waiting
 
@@ -420,7 +474,7 @@ async def test_a_cancelled_task_takes_its_question_back(reports: Any, connect_le
         waiting = asyncio.create_task(peer.result(asking.task_id))
         await user.asked.wait()
         cancelled = await peer.cancel(asking.task_id)
-        await user.withdrawn.wait()
+        await user.let_off()
         await asyncio.wait({waiting, asking.answers})
 
     assert cancelled["status"] == TaskStatus.CANCELLED
