@@ -25,6 +25,7 @@ from taskstore.adapters.wire import (
 )
 from taskstore.binding import AuthContext, shorten
 from taskstore.errors import (
+    DatabaseUnavailableError,
     InvalidCursorError,
     LimitExceededError,
     PayloadError,
@@ -44,6 +45,7 @@ LIMIT_EXCEEDED = "LIMIT_EXCEEDED"  # the data.reason of an error that waiting, o
 CANCELLED = "CANCELLED"  # the data.reason of tasks/result for a task that was cancelled
 
 _PAGE_SIZE = 100
+_RETRY = timedelta(seconds=0.5)
 
 Params = Mapping[str, JsonValue]
 # Sends a request to the client and returns its result; RequestError is the client's own error, and ConnectionError
@@ -253,18 +255,33 @@ async def _ask(
     asked = request if isinstance(request, Mapping) else {}
     params = asked.get("params")
     try:
-        try:
-            params = legacy_related(params if isinstance(params, Mapping) else None, task_id)
-            answer = await ask(str(asked.get("method")), params)
-            await store.answer_inputs(task_id, {key: answer}, auth=auth)
-        except RequestError as refusal:
-            await store.answer_inputs(
-                task_id, {key: input_error(refusal.code, refusal.message, refusal.data)}, auth=auth
-            )
-        except PayloadError as refusal:
-            await store.answer_inputs(task_id, {key: input_error(INVALID_PARAMS, str(refusal))}, auth=auth)
-    except (ConnectionError, TaskStoreError) as problem:
+        answer = await ask(
+            str(asked.get("method")), legacy_related(params if isinstance(params, Mapping) else None, task_id)
+        )
+    except RequestError as refusal:
+        answer = input_error(refusal.code, refusal.message, refusal.data)
+    except ConnectionError as problem:
         logger.info("A question of task %s goes unanswered here: %s", shorten(task_id), problem)
+        return
+    try:
+        try:
+            await _answer(store, auth, task_id, key, answer)
+        except PayloadError as refusal:
+            await _answer(store, auth, task_id, key, input_error(INVALID_PARAMS, str(refusal)))
+    except TaskStoreError as problem:
+        logger.warning("An answer for task %s is not stored. %s", shorten(task_id), problem)
+
+
+async def _answer(store: TaskStore, auth: AuthContext | None, task_id: str, key: str, answer: JsonValue) -> None:
+    """Store an answer, trying again for as long as the database is away: the client will not give it twice."""
+    while True:
+        try:
+            await store.answer_inputs(task_id, {key: answer}, auth=auth)
+        except DatabaseUnavailableError as problem:
+            logger.warning("An answer for task %s waits for the database. %s", shorten(task_id), problem)
+            await asyncio.sleep(_RETRY.total_seconds())
+        else:
+            return
 
 
 def _result_of(task: Task, outcome: Outcome) -> Mapping[str, JsonValue]:

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from pydantic import JsonValue
 
-from taskstore import DEFAULT, AuthContext, Limits, StoreOptions, TaskStatus, TaskStore
+from taskstore import DEFAULT, AuthContext, DatabaseUnavailableError, Limits, StoreOptions, TaskStatus, TaskStore
+from taskstore.adapters import requests
 from taskstore.adapters.requests import (
     RequestError,
     cancel_task,
@@ -245,6 +246,52 @@ async def test_every_waiter_for_a_result_is_answered(store: TaskStore) -> None:
     assert asked.status is TaskStatus.INPUT_REQUIRED
     assert unanswered == [False, False]
     assert [result["content"] for result in await asyncio.gather(*waiters)] == [[], []]
+
+
+async def test_an_answer_waits_for_a_database_that_is_away(
+    store: TaskStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The client has answered, and will not be asked again."""
+    answer_inputs, outages = (
+        TaskStore.answer_inputs,
+        [DatabaseUnavailableError("away"), DatabaseUnavailableError("away")],
+    )
+
+    async def sometimes_away(self: TaskStore, *arguments: Any, **keywords: Any) -> Any:
+        if outages:
+            raise outages.pop()
+        return await answer_inputs(self, *arguments, **keywords)
+
+    async def accept(method: str, params: Any) -> JsonValue:
+        return {"action": "accept"}
+
+    monkeypatch.setattr(TaskStore, "answer_inputs", sometimes_away)
+    monkeypatch.setattr(requests, "_RETRY", timedelta(0))
+    task = await store.create_task(auth=ALICE)
+    waiting = asyncio.create_task(legacy_task_result(store, ALICE, params(task.task_id), ask=accept))
+
+    answers = await store.handle(task).ask({"name": {"method": "elicitation/create", "params": {}}})
+
+    waiting.cancel()
+    assert answers == {"name": {"action": "accept"}}
+    assert caplog.text.count("waits for the database") == 2
+
+
+async def test_an_answer_that_cannot_be_stored_is_an_error_to_the_tool(database_url: str) -> None:
+    """A tool that waited for ever instead would never learn why."""
+    options = StoreOptions(limits=Limits(payload_bytes=200))
+
+    async def ramble(method: str, params: Any) -> JsonValue:
+        return {"action": "accept", "content": {"name": "x" * 200}}
+
+    async with TaskStore.open(database_url, options=options) as store:
+        task = await store.create_task(auth=ALICE)
+        waiting = asyncio.create_task(legacy_task_result(store, ALICE, params(task.task_id), ask=ramble))
+
+        answers: Any = await store.handle(task).ask({"name": {"method": "elicitation/create", "params": {}}})
+
+        waiting.cancel()
+    assert answers["name"]["error"]["code"] == -32602
 
 
 async def test_the_result_of_a_cancelled_task_is_an_error_that_says_so(store: TaskStore) -> None:

@@ -444,13 +444,14 @@ async def test_a_client_of_2026_answers_what_a_legacy_client_was_asked(
     assert result["content"] == []
 
 
+@pytest.mark.parametrize("mode", ["json_response", "stateless_http"])
 async def test_a_stream_that_takes_no_requests_only_waits(
-    reports: Any, connect_legacy: Any, connect: Any, serve: Any, ask: Any
+    reports: Any, connect_legacy: Any, connect: Any, serve: Any, ask: Any, mode: str
 ) -> None:
-    """A server that answers in JSON has no way to ask; another client may, and the wait ends all the same."""
+    """A server without streams or sessions has no way to ask; another client may, and the wait ends all the same."""
     app = reports.server._lowlevel_server
     streamed = app.streamable_http_app
-    app.streamable_http_app = lambda: streamed(json_response=True)
+    app.streamable_http_app = lambda: streamed(**{mode: True})
 
     async with serve(app) as url, connect_legacy(url) as peer, connect(url) as modern:
         asking = await ask(None)
