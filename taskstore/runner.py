@@ -284,7 +284,7 @@ async def _outcome(work: Work, handle: TaskHandle, name: str) -> _Outcome:
     """Await the work and turn every way it can end into an outcome, but for its cancellation by the runner."""
     try:
         result = await work(handle)
-        check_type(result, WorkResult, "what the work returns")
+        check_type(result, WorkResult | WorkParked, "what the work returns")
         return result
     except WorkError as error:
         return error
