@@ -255,7 +255,10 @@ class _TaskChannel:
             # Of the errors that a tool may raise, the one that the SDK doesn't log: the work is being cancelled.
             raise MCPError(INTERNAL_ERROR, f"{method} was not answered: the task is over.") from refusal
         answer: dict[str, Any] = answers[name]
-        error = answer.get("error")
-        if isinstance(error, dict):  # see wire.input_error
-            raise MCPError(error.get("code", INTERNAL_ERROR), str(error.get("message")), error.get("data"))
+        error = answer.get("error") if isinstance(answer, dict) else None
+        if isinstance(error, dict):  # see wire.input_error; any client may send what looks like it
+            code = error.get("code")
+            raise MCPError(
+                code if isinstance(code, int) else INTERNAL_ERROR, str(error.get("message")), error.get("data")
+            )
         return answer

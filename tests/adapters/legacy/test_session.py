@@ -14,7 +14,16 @@ from mcp.client._memory import InMemoryTransport
 from mcp.server.mcpserver import Context
 from mcp.shared.exceptions import MCPError
 from mcp.shared.message import SessionMessage
-from mcp_types import JSONRPCNotification, JSONRPCRequest, SamplingMessage, TextContent
+from mcp_types import (
+    ElicitRequest,
+    ElicitRequestFormParams,
+    ElicitResult,
+    InputRequiredResult,
+    JSONRPCNotification,
+    JSONRPCRequest,
+    SamplingMessage,
+    TextContent,
+)
 from pydantic import BaseModel
 
 from taskstore import AuthContext, Task, TaskStatus, TaskStore
@@ -25,6 +34,7 @@ QUESTION: dict[str, Any] = {
     "method": "elicitation/create",
     "params": {"message": "Delete?", "requestedSchema": {"type": "object", "properties": {}}, "_meta": {"k": 1}},
 }
+SCHEMA: dict[str, Any] = {"type": "object", "properties": {}}
 CLIENT = {"name": "legacy", "version": "1"}
 ACCEPTED: dict[str, Any] = {"action": "accept", "content": {"confirm": True}}
 
@@ -590,6 +600,28 @@ async def test_a_legacy_task_is_answered_by_a_client_of_2026(reports: Any, conne
 
 
 @pytest.mark.usefixtures("delete")
+@pytest.mark.parametrize(
+    ("answer", "code"),
+    [({"error": {"code": -31001, "message": "no"}}, -31001), ({"error": {"code": "x"}}, -32603)],
+    ids=["error", "odd error"],
+)
+async def test_a_client_of_2026_can_refuse_too(
+    reports: Any, connect_legacy: Any, connect: Any, refused: Any, answer: Any, code: int
+) -> None:
+    """What the one generation stores for a refusal means the same from the other, whatever is in it."""
+    async with (
+        connect_legacy(reports.server, capabilities={"elicitation": {}}) as legacy,
+        connect(reports.server) as modern,
+    ):
+        task_id = await legacy.start("delete")
+        await legacy.until_notified(lambda notified: statuses(notified, task_id) == ["input_required"])
+        polled = await modern.get(task_id)
+        await modern.update(task_id, dict.fromkeys(polled["inputRequests"], answer))
+        with refused(code):
+            await legacy.result(task_id)
+
+
+@pytest.mark.usefixtures("delete")
 async def test_a_task_of_2026_is_answered_by_a_legacy_client(
     reports: Any, connect_legacy: Any, connect: Any, can_be_asked: Any
 ) -> None:
@@ -604,3 +636,30 @@ async def test_a_task_of_2026_is_answered_by_a_legacy_client(
 
     assert [method for method, _ in legacy.asked] == ["elicitation/create"]
     assert result["content"] == polled["result"]["content"] == [{"type": "text", "text": "accept: True"}]
+
+
+async def test_a_tool_that_returns_its_questions_is_called_again_with_the_answers(
+    reports: Any, connect_legacy: Any
+) -> None:
+    """Its task is parked meanwhile; progress goes on under the token of the call (T25-33)."""
+
+    @reports.server.tool()
+    @reports.tasks.task()
+    async def delete(ctx: Context) -> str | InputRequiredResult:
+        if ctx.input_responses is None:
+            await ctx.report_progress(1)
+            question = ElicitRequest(params=ElicitRequestFormParams(message="Delete?", requested_schema=SCHEMA))
+            return InputRequiredResult(input_requests={"confirm": question})
+        await ctx.report_progress(2)
+        answer = ctx.input_responses["confirm"]
+        assert isinstance(answer, ElicitResult)
+        return answer.action
+
+    async with connect_legacy(reports.server, capabilities={"elicitation": {}}, respond=accept) as peer:
+        task_id = await peer.start("delete", _meta={"progressToken": "p"})
+        result = await peer.result(task_id)
+
+    ((method, params),) = peer.asked
+    assert (method, params["message"]) == ("elicitation/create", "Delete?")
+    assert result["content"] == [{"type": "text", "text": "accept"}]
+    assert [params["progress"] for method, params in peer.notified if method == "notifications/progress"] == [1, 2]
