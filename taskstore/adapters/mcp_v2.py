@@ -195,7 +195,7 @@ class TasksExtension(Extension):
 
         Args:
             mode: ``required`` refuses clients that did not declare the extension (-32021); for them an
-                ``optional`` tool runs inline.
+                ``optional`` tool runs inline. Clients of MCP 2025-11-25 choose for themselves within it.
             ttl: Lifetime from creation; None is unlimited; left out, the extension's default.
             poll_interval: How often clients are asked to poll; None is the extension's default.
             on_crash: What becomes of the task when its process dies or stops. ``fail`` ends it with an honest error;

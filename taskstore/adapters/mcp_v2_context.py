@@ -16,7 +16,7 @@ from typing import Any
 
 import anyio
 from mcp.server.connection import Connection
-from mcp.server.context import CallNext, HandlerResult, ServerRequestContext
+from mcp.server.context import CallNext, ServerRequestContext
 from mcp.server.session import ServerSession
 from mcp.shared.dispatcher import CallOptions
 from mcp.shared.exceptions import MCPError, NoBackChannelError
@@ -29,7 +29,6 @@ from mcp_types import (
     CallToolRequestParams,
     ClientCapabilities,
     ElicitationCapability,
-    ErrorData,
     FormElicitationCapability,
     Implementation,
     MissingRequiredClientCapabilityErrorData,
@@ -41,9 +40,9 @@ from mcp_types import (
 )
 from mcp_types.methods import serialize_server_result
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
-from pydantic import BaseModel, JsonValue, ValidationError
+from pydantic import JsonValue, ValidationError
 
-from taskstore.adapters.mcp_v2_legacy import LegacyClient
+from taskstore.adapters.mcp_v2_legacy import LegacyClient, wire_of
 from taskstore.errors import LeaseLostError, TaskFinishedError, TaskNotFoundError
 from taskstore.handle import TaskHandle
 from taskstore.runner import WorkError, WorkParked, WorkResult
@@ -97,7 +96,7 @@ async def run_tool(
     pause = _FIRST_PAUSE
     while True:
         try:
-            wire = _wire(await call_next(inside))
+            wire = wire_of(await call_next(inside))
             if wire.get("resultType") != "input_required":
                 return work_result(wire, params.name, inside.protocol_version)
             if requests := wire.get("inputRequests"):
@@ -130,14 +129,6 @@ def work_result(wire: dict[str, Any], tool_name: str, protocol_version: str) -> 
             raise WorkError(INTERNAL_ERROR, "Handler returned an invalid result") from problem
         wire.pop("resultType", None)
     return WorkResult(wire, is_error=wire.get("isError") is True)
-
-
-def _wire(result: HandlerResult) -> dict[str, Any]:
-    if isinstance(result, ErrorData):
-        raise MCPError.from_error_data(result)
-    if isinstance(result, BaseModel):
-        return result.model_dump(by_alias=True, mode="json", exclude_none=True)
-    return dict(result or {})
 
 
 def input_requests(

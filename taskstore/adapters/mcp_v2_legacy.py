@@ -19,8 +19,8 @@ from mcp.server.context import CallNext, HandlerResult, ServerRequestContext
 from mcp.shared.exceptions import MCPError, NoBackChannelError
 from mcp.shared.jsonrpc_dispatcher import progress_token_from_params
 from mcp.shared.message import ServerMessageMetadata
-from mcp_types import CONNECTION_CLOSED, INVALID_PARAMS, METHOD_NOT_FOUND, Notification, Request, Result
-from pydantic import ConfigDict, JsonValue, ValidationError
+from mcp_types import CONNECTION_CLOSED, INVALID_PARAMS, METHOD_NOT_FOUND, ErrorData, Notification, Request, Result
+from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError
 
 from taskstore.adapters.mcp_v2_policy import TaskMode
 from taskstore.adapters.requests import Ask, RequestError, legacy_ttl
@@ -152,6 +152,19 @@ def ask_on_stream(ctx: ServerRequestContext) -> Ask:
     return ask
 
 
+def wire_of(result: HandlerResult) -> dict[str, Any]:
+    """Return the JSON of what a handler, or another middleware, returned.
+
+    Raises:
+        MCPError: It returned one as a value.
+    """
+    if isinstance(result, ErrorData):
+        raise MCPError.from_error_data(result)
+    if isinstance(result, BaseModel):
+        return result.model_dump(by_alias=True, mode="json", exclude_none=True)
+    return dict(result or {})
+
+
 class LegacyMiddleware:
     """Declares tasks to clients of 2025-11-25, and answers their augmented tool calls; all else passes through.
 
@@ -199,8 +212,8 @@ class LegacyMiddleware:
             following.cancel()
 
     def _declare(self, ctx: ServerRequestContext, result: HandlerResult) -> HandlerResult:
-        wire = _wire(result)
-        if wire.get("protocolVersion") != LEGACY_VERSION:
+        wire = wire_of(result)
+        if wire["protocolVersion"] != LEGACY_VERSION:
             return result
         tasks: dict[str, Any] = {"cancel": {}, "requests": {"tools": {"call": {}}}}
         if self._tells_apart(ctx):
@@ -208,7 +221,7 @@ class LegacyMiddleware:
         return {**wire, "capabilities": {**wire["capabilities"], "tasks": tasks}}
 
     def _with_task_support(self, result: HandlerResult) -> HandlerResult:
-        wire = _wire(result)
+        wire = wire_of(result)
         return {**wire, "tools": [self._tool(tool) for tool in wire["tools"]]}
 
     def _tool(self, tool: dict[str, Any]) -> dict[str, Any]:
@@ -242,10 +255,3 @@ class LegacyMiddleware:
 def _augmented(ctx: ServerRequestContext, augmentation: Augmentation) -> AugmentedContext:
     own = {field.name: getattr(ctx, field.name) for field in fields(ServerRequestContext)}
     return AugmentedContext(**own, augmentation=augmentation)
-
-
-def _wire(result: HandlerResult) -> dict[str, Any]:
-    """Return a result's JSON; another middleware may have made a model of it."""
-    if result is None or isinstance(result, dict):
-        return result or {}
-    return result.model_dump(by_alias=True, mode="json", exclude_none=True)
