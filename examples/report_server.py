@@ -30,6 +30,6 @@ async def generate_report(topic: str, ctx: Context, pages: int = 10) -> str:
 
 if __name__ == "__main__":
     if "--http" in sys.argv:
-        server.run("streamable-http")
+        server.run("streamable-http", port=int(os.environ.get("PORT", "8000")))
     else:
         server.run()
