@@ -143,7 +143,7 @@ class Peer:
 
 
 Connect = Callable[..., AbstractAsyncContextManager[Peer]]
-Serve = Callable[[MCPServer[Any]], AbstractAsyncContextManager[str]]
+Serve = Callable[..., AbstractAsyncContextManager[str]]
 
 
 @asynccontextmanager
@@ -184,9 +184,9 @@ class _Uvicorn(uvicorn.Server):
 
 
 @asynccontextmanager
-async def _serve(server: MCPServer[Any]) -> AsyncIterator[str]:
+async def _serve(server: MCPServer[Any], **options: Any) -> AsyncIterator[str]:
     listener = socket.create_server(("127.0.0.1", 0))
-    uvicorn_server = _Uvicorn(uvicorn.Config(server.streamable_http_app(), log_level="warning", lifespan="on"))
+    uvicorn_server = _Uvicorn(uvicorn.Config(server.streamable_http_app(**options), log_level="warning", lifespan="on"))
     serving = asyncio.create_task(uvicorn_server.serve(sockets=[listener]))
     listening = asyncio.create_task(uvicorn_server.listening.wait())
     await asyncio.wait({serving, listening}, return_when=asyncio.FIRST_COMPLETED)

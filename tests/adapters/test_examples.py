@@ -194,7 +194,8 @@ async def test_the_report_server_writes_a_report(database_url: str, connect: Any
 
     async with connect(command) as peer, TaskStore.open(database_url) as store:
         task_id = await peer.start("generate_report", topic="tides", pages=1)
-        finished = await store.wait_for_task(task_id, auth=local)
+        await peer.listen(taskIds=[task_id])  # to the end of the task
+        finished = await store.get_task(task_id, auth=local)
         polled = await peer.get(task_id)
 
     assert (finished.progress, finished.progress_total) == (1, 1)

@@ -9,9 +9,16 @@ import pytest
 from mcp.server.auth.middleware.auth_context import get_access_token
 from mcp.server.mcpserver import Context, MCPServer
 from mcp_types import Request
+from pydantic import BaseModel
 
 from taskstore import AuthContext, TaskNotFoundError
 from taskstore.adapters.mcp_v2 import TasksExtension
+
+
+class Sure(BaseModel):
+    """What a tool asks for."""
+
+    sure: bool
 
 
 class Fixture:
@@ -45,6 +52,30 @@ async def test_the_work_survives_the_end_of_the_connection(database_url: str, co
 
     assert polled["status"] == "completed"
     assert polled["result"]["content"] == [{"type": "text", "text": "through"}]
+
+
+@pytest.mark.parametrize("options", [{}, {"stateless_http": True}, {"json_response": True, "stateless_http": True}])
+async def test_questions_and_notifications_need_no_session(
+    database_url: str, connect: Any, serve: Any, can_be_asked: Any, options: dict[str, bool]
+) -> None:
+    """Behind a load balancer each request is on its own; the listening stream is one, whatever else is answered so."""
+    fixture = Fixture(database_url)
+
+    @fixture.server.tool()
+    @fixture.tasks.task()
+    async def elicit(ctx: Context) -> str:
+        return (await ctx.elicit("Sure?", Sure)).action
+
+    async with serve(fixture.server, **options) as url, connect(url, **can_be_asked) as peer:
+        task_id = await peer.start("elicit")
+        listening = asyncio.create_task(peer.listen(taskIds=[task_id]))
+        while "inputRequests" not in (pushed := await asyncio.wait_for(peer.pushed.get(), 60)):
+            pass
+        await peer.update(task_id, {key: {"action": "decline"} for key in pushed["inputRequests"]})
+        await asyncio.wait_for(listening, 60)
+        completed = await peer.get(task_id)
+
+    assert completed["result"]["structuredContent"] == {"result": "decline"}
 
 
 async def test_the_wire_has_a_null_ttl_and_integers(database_url: str, serve: Any) -> None:

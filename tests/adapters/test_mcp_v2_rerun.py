@@ -427,3 +427,102 @@ async def test_a_tool_that_may_be_retried_runs_again_after_its_server_stopped(
 
     assert completed["result"]["structuredContent"] == {"result": "tides in run 1"}
     assert finished.crashes == 0
+
+
+async def test_the_client_is_asked_whether_to_run_the_tool_again(
+    database_url: str, connect: Any, can_be_asked: Any, wait_for: WaitFor, local: AuthContext
+) -> None:
+    """The tool cannot know whether what it had done may be done twice; the client can."""
+    running = asyncio.Event()
+
+    def make(result: str | None) -> tuple[MCPServer, TasksExtension]:
+        tasks = TasksExtension(database_url, drain=AT_ONCE)
+        server = MCPServer("careful", extensions=[tasks], lifespan=tasks.lifespan)
+
+        @server.tool()
+        @tasks.task(on_crash="ask")
+        async def pay(amount: int, ctx: Context) -> str:
+            if result is None:
+                running.set()
+                await asyncio.Event().wait()
+            # The answer to that question is not for the tool.
+            return f"{result} {amount}, told {ctx.input_responses}"
+
+        return server, tasks
+
+    first, _ = make(None)
+    async with connect(first, **can_be_asked) as peer, connect(first) as mute:
+        task_id = await peer.start("pay", amount=3)
+        unasked_id = await mute.start("pay", amount=4)
+        await running.wait()
+    second, second_tasks = make("paid")
+    async with connect(second, **can_be_asked) as peer:
+        (question,) = (await peer.get(task_id))["inputRequests"].items()
+        key, request = question
+        unasked = await peer.get(unasked_id)
+        content = dict.fromkeys(request["params"]["requestedSchema"]["properties"], True)
+        await peer.update(task_id, {key: {"action": "accept", "content": content}})
+        await wait_for(second_tasks.store, task_id, local, TaskStatus.COMPLETED)
+        completed = await peer.get(task_id)
+
+    assert request["method"] == "elicitation/create"
+    assert unasked["status"] == "failed"
+    assert completed["result"]["structuredContent"] == {"result": "paid 3, told None"}
+
+
+async def test_a_tool_that_awaited_an_answer_asks_again_when_it_is_retried(
+    database_url: str, connect: Any, can_be_asked: Any, wait_for: WaitFor, local: AuthContext
+) -> None:
+    """What the interrupted run asked is closed: an answer to it would be for nobody."""
+    runs = 0
+
+    class Name(BaseModel):
+        value: str
+
+    def make() -> tuple[MCPServer, TasksExtension]:
+        tasks = TasksExtension(database_url, drain=AT_ONCE)
+        server = MCPServer("asking", extensions=[tasks], lifespan=tasks.lifespan)
+
+        @server.tool()
+        @tasks.task(on_crash="retry")
+        async def greet(ctx: Context) -> str:
+            nonlocal runs
+            runs += 1
+            answer = await ctx.elicit("Your name?", Name)
+            return answer.data.value if answer.action == "accept" else answer.action
+
+        return server, tasks
+
+    first, first_tasks = make()
+    async with connect(first, **can_be_asked) as peer:
+        task_id = await peer.start("greet")
+        old = await question_of(peer, first_tasks.store, wait_for, task_id, local)
+    second, second_tasks = make()
+    async with connect(second, **can_be_asked) as peer:
+        new = await question_of(peer, second_tasks.store, wait_for, task_id, local)
+        await peer.update(task_id, {old: accept("nobody")})
+        await peer.update(task_id, {new: accept("Ada")})
+        await wait_for(second_tasks.store, task_id, local, TaskStatus.COMPLETED)
+        completed = await peer.get(task_id)
+
+    assert old != new
+    assert runs == 2
+    assert completed["result"]["structuredContent"] == {"result": "Ada"}
+
+
+async def test_a_parked_task_can_be_cancelled(
+    database_url: str, connect: Any, can_be_asked: Any, wait_for: WaitFor, local: AuthContext
+) -> None:
+    """No process holds it, so there is none to tell; the tool is not called again."""
+    steps = Steps(database_url)
+
+    async with connect(steps.server, **can_be_asked) as peer:
+        task_id = await peer.start("greet", greeting="Hello")
+        key = await question_of(peer, steps.tasks.store, wait_for, task_id, local)
+        await peer.cancel(task_id)
+        await peer.update(task_id, {key: accept("too late")})
+        polled = await peer.get(task_id)
+
+    assert polled["status"] == "cancelled"
+    assert "inputRequests" not in polled
+    assert steps.runs == 1
