@@ -129,30 +129,30 @@ class TaskHandle:
                 if not self._finished:
                     self.stop_work()
 
-    async def progress(self, value: float, total: float | None = None, message: str | None = None) -> None:
+    async def progress(self, value: float | None, total: float | None = None, message: str | None = None) -> None:
         """Report how far the work is.
 
         A value below an earlier one is ignored. Of reports in quick succession the newest is stored every quarter
         of a second, and the last one with the outcome at the latest.
 
         Args:
-            value: Progress so far, in the tool's own unit.
+            value: Progress so far, in the tool's own unit; None when only the message is new.
             total: What ``value`` will be at the end, if known.
             message: What the requestor may read; stays until the next message.
 
         Raises:
             PayloadError: A number is not finite, or the message cannot be stored.
         """
-        _check_number(value, "progress")
-        if total is not None:
-            _check_number(total, "total")
+        for name, number in (("progress", value), ("total", total)):
+            if number is not None:
+                _check_number(number, name)
         payload.check_type(message, str | None, "message")
         if message is not None:
             self._host.rules.encode(message, "$.message")
             self._said.message = message
         if total is not None:
             self._said.total = float(total)
-        if self._said.value is None or value > self._said.value:
+        if value is not None and (self._said.value is None or value > self._said.value):
             self._said.value = float(value)
         self._unsaved = True
         if self._finished or self._stop_work:

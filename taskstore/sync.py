@@ -101,7 +101,7 @@ class SyncTaskHandle:
         """See ``TaskHandle.wait_cancelled``."""
         self._loop.run(self._handle.wait_cancelled())
 
-    def progress(self, value: float, total: float | None = None, message: str | None = None) -> None:
+    def progress(self, value: float | None, total: float | None = None, message: str | None = None) -> None:
         """See ``TaskHandle.progress``."""
         self._loop.run(self._handle.progress(value, total, message))
 

@@ -153,6 +153,20 @@ class FinishContract:
         assert seen.status is TaskStatus.WORKING
         assert seen.last_updated_at == task.created_at + timedelta(seconds=1)
 
+    async def test_a_message_alone_says_nothing_of_a_number(self, store: TaskStore) -> None:
+        """Some work knows what it does, but not how far it is; a made-up 0 would be shown to people."""
+        task = await store.create_task(auth=ALICE)
+        handle = store.handle(task)
+        await handle.progress(None, message="looking")
+        first = await store.get_task(task.task_id, auth=ALICE)
+        await handle.progress(4, message="found")
+        await handle.progress(None, message="packing")
+
+        done = await handle.complete(None)
+
+        assert (first.progress, first.status_message) == (None, "looking")
+        assert (done.progress, done.status_message) == (4, "packing")
+
     async def test_of_many_reports_few_are_written_and_the_last_is_never_lost(self, store: TaskStore) -> None:
         """A tool that reports ten thousand times a second must not write ten thousand times."""
         task = await store.create_task(auth=ALICE)
