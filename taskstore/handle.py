@@ -97,6 +97,7 @@ class TaskHandle:
         self._background: set[asyncio.Task[None]] = set()
         self._last_words: set[asyncio.Task[None]] = set()
         self._finished = self._stop_work = False
+        self._finishing: asyncio.Future[None] | None = None
 
     @property
     def task_id(self) -> str:
@@ -126,7 +127,10 @@ class TaskHandle:
                 logger.warning("Cannot see whether task %s was cancelled: %s", shorten(self.task_id), error)
                 await asyncio.sleep(_OUTAGE_PAUSE.total_seconds())
             else:
-                if not self._finished:
+                if self._finishing is not None:
+                    # The finish that was seen may be our own, which has been written and not yet reported back.
+                    await asyncio.wait({self._finishing})
+                elif not self._finished:
                     self.stop_work()
 
     async def progress(self, value: float | None, total: float | None = None, message: str | None = None) -> None:
@@ -380,9 +384,14 @@ class TaskHandle:
         self._host.waiting.notify(self.task_id)
 
     async def _finish(self, unit: Callable[[Transaction], Task | Refused]) -> Task:
-        task = await self._write(unit)
-        # fail point: outcome-stored
-        self._finished = True
+        finishing = self._finishing = asyncio.get_running_loop().create_future()
+        try:
+            task = await self._write(unit)
+            # fail point: outcome-stored
+            self._finished = True
+        finally:
+            finishing.set_result(None)
+            self._finishing = None
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -236,6 +236,10 @@ class TaskRunner:
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         finally:
             cancelled.cancel()
+        if cancelled.done() and not handle.cancel_requested:
+            # The work finished its task by its own hand; what it does after that is not to be cut short.
+            ends.remove(cancelled)
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         if working.done():
             outcome: _Outcome = _unexpected(name) if working.cancelled() else working.result()
         else:

@@ -94,6 +94,25 @@ async def test_what_the_work_returns_completes_the_task(store: TaskStore, runner
     assert (await store.get_outcome(task.task_id, auth=ALICE)).result == {"pages": 10}
 
 
+async def test_work_that_finishes_its_own_task_may_go_on(store: TaskStore, runner: TaskRunner) -> None:
+    """It tells the client first and tidies up then; a cancellation would cut the tidying short."""
+    gate, tidied = Gate(), asyncio.Event()
+
+    async def work(handle: TaskHandle) -> WorkResult:
+        await handle.complete({"pages": 10})
+        await gate(handle)
+        tidied.set()
+        return WorkResult({"pages": 10})
+
+    task = await finished(store, await runner.start(work, auth=ALICE))
+    await gate.running.wait()
+    gate.opened.set()
+    await tidied.wait()
+
+    assert not gate.cancelled.is_set()
+    assert task.status is TaskStatus.COMPLETED
+
+
 async def test_a_reported_error_completes_the_task_too(store: TaskStore, runner: TaskRunner) -> None:
     """A tool that reports its own failure has returned a result."""
 
