@@ -5,10 +5,7 @@ MCP 2025-11-25. Under older protocol versions tools run inline.
 """
 
 import functools
-import getpass
 import logging
-import os
-import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
@@ -37,6 +34,7 @@ from mcp_types import (
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from pydantic import JsonValue
 
+from taskstore.adapters.local import local_user
 from taskstore.adapters.mcp_v2_client import PolledTask, RemoteTask, TaskCancelledError, TasksClient
 from taskstore.adapters.mcp_v2_context import run_tool, task_context
 from taskstore.adapters.mcp_v2_legacy import (
@@ -68,9 +66,6 @@ from taskstore.options import StoreOptions
 from taskstore.runner import TaskRunner, Work, WorkError, WorkParked, WorkResult
 from taskstore.store import DEFAULT, Default, TaskStore
 from taskstore.task import Claim, OnCrash
-
-if sys.platform != "win32":
-    import pwd
 
 __all__ = ["PolledTask", "RemoteTask", "TaskCancelledError", "TasksClient", "TasksExtension"]
 
@@ -355,7 +350,7 @@ class TasksExtension(Extension):
                 raise MCPError(INVALID_REQUEST, "The access token names no client, so it cannot own tasks.")
             return AuthContext(client_id=client_id, issuer=issuer or None, subject=subject or None)
         if ctx.request is None:  # no HTTP request: stdio, or a client in this process
-            return AuthContext(issuer="local", subject=_local_user())
+            return local_user()
         if self._now_serving().server.settings.auth is not None:
             raise MCPError(INVALID_REQUEST, "This server's tasks need an access token, and the request carries none.")
         return None
@@ -475,14 +470,3 @@ def _internal_error(method: str) -> MCPError:
 def _routed_to(ctx: ServerRequestContext) -> str | None:
     headers: Mapping[str, str] = getattr(ctx.request, "headers", {})
     return decode_header_value(headers.get(MCP_NAME_HEADER))
-
-
-@functools.cache
-def _local_user() -> str:
-    """Name the user that this process runs as; not from the environment, which a parent process may change."""
-    if sys.platform == "win32":
-        return getpass.getuser()
-    try:
-        return pwd.getpwuid(os.getuid()).pw_name
-    except KeyError:  # a container may run as a uid without an entry
-        return f"uid-{os.getuid()}"

@@ -22,7 +22,8 @@ from mcp.shared.exceptions import MCPError
 from pydantic import AnyHttpUrl, BaseModel, ConfigDict
 
 from taskstore import AuthContext, Task, TaskStatus, TaskStore
-from taskstore.adapters.mcp_v2 import TasksExtension, _local_user
+from taskstore.adapters.local import local_user
+from taskstore.adapters.mcp_v2 import TasksExtension
 
 EXTENSION = TasksExtension.identifier
 
@@ -250,7 +251,7 @@ def wait_for() -> Callable[..., Awaitable[Task]]:
 @pytest.fixture
 def local() -> AuthContext:
     """The auth context of a client in this process."""
-    return AuthContext(issuer="local", subject=_local_user())
+    return local_user()
 
 
 class Tokens:
