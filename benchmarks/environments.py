@@ -16,12 +16,15 @@ class PeerUnavailableError(Exception):
     """A peer cannot run here; the message says why, and how to install it by hand."""
 
 
-def python_of(name: str, requirements: tuple[str, ...], *, install: bool, say: Callable[[str], None]) -> str:
+def python_of(
+    name: str, requirements: tuple[str, ...], *, install: bool, say: Callable[[str], None], cache: Path = CACHE
+) -> str:
     """Return the interpreter that has a peer's packages; at first its environment is made, which takes a minute.
 
     Args:
         requirements: Pinned; none means this interpreter.
         install: Whether an environment that is missing may be made.
+        cache: Folder of the environments.
 
     Raises:
         PeerUnavailableError: The environment is missing and may not or could not be made.
@@ -31,7 +34,7 @@ def python_of(name: str, requirements: tuple[str, ...], *, install: bool, say: C
     # The same SQLAlchemy on both sides, so that the stores are compared and not its versions.
     wanted = [*requirements, f"SQLAlchemy=={version('SQLAlchemy')}"]
     mark = hashlib.sha256("\n".join([sys.version, *wanted]).encode()).hexdigest()[:12]
-    folder = CACHE / f"{name}-{mark}"
+    folder = cache / f"{name}-{mark}"
     python = folder / "bin" / "python"
     ready = folder / "ready"
     if ready.exists():
