@@ -8,9 +8,9 @@ its own, runs the work in a runner of its own, and gives tool calls a ``request_
 import asyncio
 import logging
 import warnings
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import partial
 from types import TracebackType
@@ -21,6 +21,7 @@ from mcp.server.auth.middleware.auth_context import get_access_token
 from mcp.server.experimental.task_support import TaskSupport
 from mcp.server.lowlevel import Server
 from mcp.server.lowlevel.server import request_ctx
+from mcp.server.session import ServerSession
 from mcp.shared.exceptions import McpError
 from mcp.shared.message import ServerMessageMetadata
 from mcp.types import (
@@ -66,10 +67,13 @@ from taskstore.runner import TaskRunner, WorkError, WorkResult
 from taskstore.store import TaskStore
 from taskstore.task import Task
 
+__all__ = ["DurableTaskContext", "DurableTasks", "enable_durable_tasks"]
+
 logger = logging.getLogger("taskstore")
 
 ResolveAuth = Callable[[Context], AuthContext | None]
 Answer = Callable[[TaskStore, AuthContext | None, Params], Awaitable[WireObject]]
+T = TypeVar("T")
 LifespanT = TypeVar("LifespanT")
 RequestT = TypeVar("RequestT")
 Lifespan = Callable[[Server[LifespanT, RequestT]], AbstractAsyncContextManager[LifespanT]]
@@ -140,7 +144,19 @@ class _Serving:
 
     store: TaskStore
     runner: TaskRunner
-    following: set[asyncio.Task[None]]
+    background: set[asyncio.Task[Any]] = field(default_factory=set)
+
+    def start(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Run something apart from the request that it comes of, until it or everything ends."""
+        task = asyncio.create_task(work)
+        self.background.add(task)
+        task.add_done_callback(self.background.discard)
+        return task
+
+    def stop(self) -> None:
+        """Stop what runs in the background."""
+        for task in self.background:
+            task.cancel()
 
 
 class DurableTasks:
@@ -263,8 +279,8 @@ class DurableTasks:
             options = self._options or StoreOptions()
             options = replace(options, server=options.server or self._server.name)
             store = await stack.enter_async_context(TaskStore.open(self._store, options=options))
-        serving = _Serving(store, TaskRunner(store), set())
-        stack.callback(lambda: [following.cancel() for following in serving.following])
+        serving = _Serving(store, TaskRunner(store))
+        stack.callback(serving.stop)
         stack.push_async_callback(serving.runner.close, self._drain)
         return serving
 
@@ -325,9 +341,7 @@ class DurableTasks:
             raise McpError(ErrorData(code=INTERNAL_ERROR, message=str(refusal), data=data)) from refusal
         except TaskStoreError as problem:
             raise _internal_error(problem) from problem
-        following = asyncio.create_task(creator.follow(serving.store, auth, task))
-        serving.following.add(following)
-        following.add_done_callback(serving.following.discard)
+        serving.start(creator.follow(serving.store, auth, task))
         return task
 
     async def _answer(self, answer: Answer, request: Any) -> ServerResult:
@@ -341,7 +355,22 @@ class DurableTasks:
             raise _internal_error(problem) from problem
 
     async def _task_result(self, store: TaskStore, auth: AuthContext | None, params: Params) -> WireObject:
-        return await legacy_task_result(store, auth, params, ask=_ask_on_stream(request_ctx.get()))
+        return await legacy_task_result(store, auth, params, ask=self._ask_on_stream(request_ctx.get()))
+
+    def _ask_on_stream(self, context: Context) -> Ask:
+        """Make what puts questions to the client on the stream of its request."""
+        serving, stream = self._now_serving(), ServerMessageMetadata(related_request_id=context.request_id)
+
+        async def ask(method: str, params: WireObject) -> JsonValue:
+            if not context.session.check_client_capability(_NEEDED.get(method, ClientCapabilities())):
+                # Another client of the same user may be able to answer; an error from this one would be its answer.
+                raise ConnectionError(f"This client did not declare what {method} needs.")
+            request = _AnyRequest({"method": method, "params": params})
+            # An answer to a question that was withdrawn comes all the same, and the SDK would log it as an error.
+            sending = serving.start(_send(context.session, request, stream))
+            return await asyncio.shield(sending)
+
+        return ask
 
     def _auth(self) -> AuthContext | None:
         """Say whose request is being answered; outside of one this process asks for itself."""
@@ -387,30 +416,22 @@ class _AnyResult(Result):
     model_config = ConfigDict(extra="allow")
 
 
-def _ask_on_stream(context: Context) -> Ask:
-    """Make what puts questions to the client on the stream of its request."""
-    stream = ServerMessageMetadata(related_request_id=context.request_id)
-
-    async def ask(method: str, params: WireObject) -> JsonValue:
-        if not context.session.check_client_capability(_NEEDED.get(method, ClientCapabilities())):
-            # Another client of the same user may be able to answer; an error from this one would be its answer.
-            raise ConnectionError(f"This client did not declare what {method} needs.")
-        try:
-            answer = await context.session.send_request(
-                _AnyRequest({"method": method, "params": params}), _AnyResult, metadata=stream
-            )
-        except (anyio.ClosedResourceError, anyio.BrokenResourceError) as problem:
-            raise ConnectionError("The session has ended.") from problem
-        except McpError as error:
-            if (error.error.code, error.error.message) == (CONNECTION_CLOSED, "Connection closed"):
-                raise ConnectionError(error.error.message) from error
-            raise RequestError(error.error.code, error.error.message, error.error.data) from error
-        except ValidationError as problem:
-            raise RequestError(INVALID_PARAMS, f"The client's response to {method} is malformed.") from problem
-        wire: JsonValue = answer.model_dump(by_alias=True, mode="json", exclude_unset=True)
-        return wire
-
-    return ask
+async def _send(session: ServerSession, request: _AnyRequest, stream: ServerMessageMetadata) -> JsonValue:
+    """Send a request to the client and return its result; errors are those of ``Ask``."""
+    try:
+        answer = await session.send_request(request, _AnyResult, metadata=stream)
+    except (anyio.ClosedResourceError, anyio.BrokenResourceError) as problem:
+        raise ConnectionError("The session has ended.") from problem
+    except McpError as error:
+        if (error.error.code, error.error.message) == (CONNECTION_CLOSED, "Connection closed"):  # the SDK's own words
+            raise ConnectionError(error.error.message) from error
+        raise RequestError(error.error.code, error.error.message, error.error.data) from error
+    except ValidationError as problem:
+        raise RequestError(
+            INVALID_PARAMS, f"The client's response to {request.root['method']} is malformed."
+        ) from problem
+    wire: JsonValue = answer.model_dump(by_alias=True, mode="json", exclude_unset=True)
+    return wire
 
 
 _NEEDED = {

@@ -55,7 +55,7 @@ from taskstore.task import Task as Record
 logger = logging.getLogger("taskstore")
 
 Context = RequestContext[ServerSession, Any, Any]
-Work = Callable[[ServerTaskContext], Awaitable[Result]]
+Work = Callable[["DurableTaskContext"], Awaitable[Result]]
 Start = Callable[[Work], Awaitable[Record]]
 ResultT = TypeVar("ResultT", bound=Result)
 

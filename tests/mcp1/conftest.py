@@ -121,6 +121,13 @@ class Peer:
     async def get(self, task_id: str) -> types.GetTaskResult:
         return await self.session.experimental.get_task(task_id)
 
+    async def polled(self, task_id: str, is_enough: Callable[[types.GetTaskResult], bool]) -> types.GetTaskResult:
+        """Poll a task until it is as wanted."""
+        with anyio.fail_after(30):
+            while not is_enough(task := await self.get(task_id)):  # noqa: ASYNC110  clients poll
+                await anyio.sleep(0.01)
+            return task
+
     async def result(self, task_id: str) -> types.CallToolResult:
         return await self.session.experimental.get_task_result(task_id, types.CallToolResult)
 
