@@ -163,8 +163,9 @@ class DurableTasks:
     """The durable tasks of one server; made by ``enable_durable_tasks``.
 
     They are open from the first session on, and no session's end closes them: work goes on, and results stay. They
-    close when the event loop ends, which leaves running work no time to finish; ``async with tasks:`` around whatever
-    runs the server opens them early, so that a wrong URL stops the start, and closes them in good order.
+    close when the event loop ends, which leaves running work no time to finish. ``async with tasks:`` opens them
+    early, so that a wrong URL stops the start, and closes them in good order: around ``server.run()`` on stdio, in
+    the lifespan of the web application over HTTP (uvicorn passes a signal on as soon as that lifespan is left).
 
     The SDK enters a server's lifespan once for each session: what it yields is gone when the session ends, though
     the work of a task may go on.
