@@ -74,6 +74,20 @@ async def test_a_late_write_is_absorbed_and_changes_nothing(store: SDKTaskStore)
         await store.get_result(task.taskId)
 
 
+async def test_a_write_after_a_cancellation_elsewhere_is_absorbed_too(
+    store: SDKTaskStore, local: AuthContext, database_url: str
+) -> None:
+    """This process still holds the task, and hears of it only now."""
+    task = await store.create_task(MINUTE)
+    async with TaskStore.open(database_url) as elsewhere:
+        await elsewhere.cancel_task(task.taskId, auth=local)
+
+    await store.store_result(task.taskId, RESULT)
+    seen = await store.update_task(task.taskId, status="failed", status_message="too late")
+
+    assert seen.status == "cancelled"
+
+
 async def test_a_task_of_another_process_is_not_written(
     store: SDKTaskStore, local: AuthContext, database_url: str
 ) -> None:

@@ -333,6 +333,23 @@ async def test_nulls_inside_a_result_survive(reports: Any, tasks: DurableTasks, 
     assert result.structuredContent == structured
 
 
+async def test_a_task_without_end_is_shown_as_one(
+    reports: Any, database_url: str, connect: Any, local: AuthContext
+) -> None:
+    """Tasks made here have a ttl; others on the same database may have none, and null must reach the client."""
+    options = StoreOptions(default_ttl=None, max_ttl=None)
+    tasks = enable_durable_tasks(reports.server, database_url, options=options)
+    async with tasks, connect(reports.server) as peer:
+        endless = await tasks.store.create_task(auth=local)
+        created = await peer.create("quick")
+        polled = await peer.get(endless.task_id)
+        listed = {task.taskId: task.ttl for task in (await peer.page()).tasks}
+        cancelled = await peer.cancel(endless.task_id)
+
+    assert polled.ttl is cancelled.ttl is None
+    assert listed == {endless.task_id: None, created.task.taskId: 3_600_000}
+
+
 # --- cancel
 
 
