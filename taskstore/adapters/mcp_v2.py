@@ -56,6 +56,10 @@ from taskstore.adapters.requests import (
     legacy_get_task,
     legacy_list_tasks,
     legacy_task_result,
+    lesson_cancel_task,
+    lesson_get_task,
+    lesson_task_result,
+    lesson_task_status,
     update_task,
 )
 from taskstore.adapters.wire import WireObject, create_task_result
@@ -85,6 +89,11 @@ _ANSWERS: Mapping[str, tuple[Answer | None, Answer | None]] = {
     "tasks/result": (None, legacy_task_result),
     "tasks/list": (None, legacy_list_tasks),
     "tasks/cancel": (cancel_task, legacy_cancel_task),
+}
+_LESSON_ANSWERS: Mapping[str, tuple[Answer | None, Answer | None]] = {
+    "tasks/get": (get_task, lesson_get_task),
+    "tasks/status": (None, lesson_task_status),
+    "tasks/cancel": (cancel_task, lesson_cancel_task),
 }
 
 
@@ -125,6 +134,11 @@ class TasksExtension(Extension):
         default_ttl: Lifetime of the tasks of tools that name none; left out, the store's default.
         default_poll_interval: How often clients are asked to poll.
         drain: How long running tasks may go on when the server stops; what still runs then is failed.
+        compat: ``lesson`` also serves clients written after the course on SEP-1686 that calls a task's id ``id`` and
+            its status ``state``: under 2025-11-25 alone, and beside its names. They ask for a task with
+            ``_meta.task``, poll with tasks/status, and may cancel a finished task, which stays as it is.
+        result_mode: ``fail-fast``, for ``lesson`` alone, has tasks/result of a live task refused with code 404; the
+            specification has it wait. Nobody waits there then who could be asked a tool's questions.
 
     Whose request it is, without ``resolve_auth``: that of the access token's client, issuer and subject; on stdio
     and in process that of the local user; over HTTP without authorization nobody's, so that the task's id is all
@@ -132,7 +146,8 @@ class TasksExtension(Extension):
     is not the SDK's, and over a transport of your own, give ``resolve_auth``.
 
     Raises:
-        ValueError: ``options`` were given for a store that is already open, or a duration is not positive.
+        ValueError: ``options`` were given for a store that is already open, a duration is not positive, or a mode is
+            unknown or without ``lesson``.
     """
 
     identifier = "io.modelcontextprotocol/tasks"
@@ -146,7 +161,15 @@ class TasksExtension(Extension):
         default_ttl: timedelta | Default | None = DEFAULT,
         default_poll_interval: timedelta = timedelta(seconds=1),
         drain: timedelta = timedelta(seconds=5),
+        compat: Literal["lesson"] | None = None,
+        result_mode: Literal["block", "fail-fast"] = "block",
     ) -> None:
+        if compat not in (None, "lesson"):
+            raise ValueError(f'compat must be "lesson" or None, not {compat!r}.')
+        if result_mode not in ("block", "fail-fast"):
+            raise ValueError(f'result_mode must be "block" or "fail-fast", not {result_mode!r}.')
+        if compat is None and result_mode == "fail-fast":
+            raise ValueError('result_mode="fail-fast" needs compat="lesson": MCP 2025-11-25 has tasks/result wait.')
         if options is not None and isinstance(store, TaskStore):
             raise ValueError("options are for opening a URL; an open TaskStore already has its own.")
         check_span("default_ttl", default_ttl)
@@ -158,7 +181,10 @@ class TasksExtension(Extension):
         self._default_poll_interval = default_poll_interval
         self._drain = drain
         self._policies = TaskPolicies()
-        self.legacy = LegacyMiddleware(self._mode_of, self._tells_apart)
+        self._answers = {**_ANSWERS, **(_LESSON_ANSWERS if compat == "lesson" else {})}
+        if result_mode == "fail-fast":
+            self._answers["tasks/result"] = (None, lesson_task_result)
+        self.legacy = LegacyMiddleware(self._mode_of, self._tells_apart, lesson=compat == "lesson")
         self._gate = anyio.Lock()
         self._serving: _Serving | None = None
 
@@ -248,7 +274,7 @@ class TasksExtension(Extension):
                 handler=functools.partial(self._answer, *answers),
                 protocol_versions=frozenset({LEGACY_VERSION, *MODERN_PROTOCOL_VERSIONS}),
             )
-            for method, answers in _ANSWERS.items()
+            for method, answers in self._answers.items()
         ]
 
     async def intercept_tool_call(

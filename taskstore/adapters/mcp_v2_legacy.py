@@ -10,7 +10,8 @@ Source: MCP 2025-11-25, "Tasks".
 import asyncio
 import logging
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from datetime import timedelta
 from typing import Any
@@ -23,12 +24,14 @@ from mcp_types import CONNECTION_CLOSED, INVALID_PARAMS, METHOD_NOT_FOUND, Error
 from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError
 
 from taskstore.adapters.mcp_v2_policy import TaskMode
-from taskstore.adapters.requests import Ask, RequestError, legacy_ttl
+from taskstore.adapters.requests import Ask, RequestError, legacy_ttl, lesson_augmentation
 from taskstore.adapters.wire import (
     WireObject,
     legacy_create_task_result,
     legacy_related,
     legacy_task,
+    lesson_create_task_result,
+    lesson_updated,
 )
 from taskstore.binding import AuthContext, shorten
 from taskstore.errors import TaskStoreError
@@ -77,10 +80,13 @@ class LegacyClient:
 
     The call was answered long ago, so everything goes to the session's own stream: the GET stream of streamable HTTP,
     or the one pipe of stdio. A client that reads nothing for a while is sent nothing more: it must not hold up a tool.
+
+    Args:
+        lesson: Whether notifications/tasks/updated goes out too.
     """
 
-    def __init__(self, ctx: ServerRequestContext, task_id: str) -> None:
-        self._session, self._task_id = ctx.session, task_id
+    def __init__(self, ctx: ServerRequestContext, task_id: str, *, lesson: bool = False) -> None:
+        self._session, self._task_id, self._lesson = ctx.session, task_id, lesson
         self._progress_token = progress_token_from_params(ctx.params)
         self._progress = -math.inf
         self._hears = True
@@ -107,6 +113,7 @@ class LegacyClient:
     async def follow(self, store: TaskStore, auth: AuthContext | None) -> None:
         """Send each new status of the task until it is finished."""
         status, version = TaskStatus.WORKING, 1  # what the client has been told with the task
+        updated: WireObject = {"taskId": self._task_id, "state": status.value}
         try:
             while not status.is_finished:
                 task = await store.wait_for_task(self._task_id, auth=auth, since_version=version)
@@ -115,6 +122,9 @@ class LegacyClient:
                     status = task.status
                     # Without the mark of the task: the task is all that is in there.
                     await self._send("notifications/tasks/status", legacy_task(task))
+                if self._lesson and lesson_updated(task) != updated:
+                    updated = lesson_updated(task)
+                    await self._send("notifications/tasks/updated", updated)
         except TaskStoreError as problem:
             logger.info("Task %s is followed no longer: %s", shorten(self._task_id), problem)
 
@@ -171,15 +181,19 @@ class LegacyMiddleware:
     Args:
         mode_of: Says how the tool of a name runs as a task; None is never.
         tells_apart: Whether the requestor of a request has an auth context, and so a list of its own.
+        lesson: Whether clients may speak as the lesson does; see ``TasksExtension``.
     """
 
     def __init__(
         self,
         mode_of: Callable[[str], TaskMode | None],
         tells_apart: Callable[[ServerRequestContext], bool],
+        *,
+        lesson: bool = False,
     ) -> None:
         self._mode_of = mode_of
         self._tells_apart = tells_apart
+        self._lesson = lesson
         self._creators: dict[str, LegacyClient] = {}
         self._following: set[asyncio.Task[None]] = set()
 
@@ -196,7 +210,7 @@ class LegacyMiddleware:
 
     def follow(self, ctx: ServerRequestContext, store: TaskStore, auth: AuthContext | None, task_id: str) -> None:
         """Let the client of a request hear of a task from now on, until the task is finished."""
-        creator = self._creators[task_id] = LegacyClient(ctx, task_id)
+        creator = self._creators[task_id] = LegacyClient(ctx, task_id, lesson=self._lesson)
         following = asyncio.create_task(creator.follow(store, auth))
         self._following.add(following)
         following.add_done_callback(self._following.discard)
@@ -235,6 +249,9 @@ class LegacyMiddleware:
         if not isinstance(name, str):
             return await call_next(ctx)
         mode = self._mode_of(name)
+        if asked is None and self._lesson:
+            with _refusals():
+                asked = lesson_augmentation(params, can_be_task=mode is not None)
         if asked is None:
             if mode == "required":
                 raise MCPError(METHOD_NOT_FOUND, f"Tool {name} runs only as a task; send the field task with the call.")
@@ -243,13 +260,22 @@ class LegacyMiddleware:
             raise MCPError(METHOD_NOT_FOUND, f"Tool {name} does not run as a task; send the call without it.")
         if not isinstance(asked, Mapping):
             raise MCPError(INVALID_PARAMS, "Invalid params: task must be an object.")
-        try:
+        with _refusals():
             augmentation = Augmentation(legacy_ttl(asked, DEFAULT))
-        except RequestError as refusal:
-            raise MCPError(refusal.code, refusal.message, refusal.data) from refusal
         # Without the field: the SDK's models allow fewer numbers in it than JSON does.
         result = await call_next(_augmented(replace(ctx, params=params), augmentation))
-        return result if augmentation.task is None else dict(legacy_create_task_result(augmentation.task))
+        if augmentation.task is None:
+            return result
+        answer = lesson_create_task_result if self._lesson else legacy_create_task_result
+        return dict(answer(augmentation.task))
+
+
+@contextmanager
+def _refusals() -> Iterator[None]:
+    try:
+        yield
+    except RequestError as refusal:
+        raise MCPError(refusal.code, refusal.message, refusal.data) from refusal
 
 
 def _augmented(ctx: ServerRequestContext, augmentation: Augmentation) -> AugmentedContext:

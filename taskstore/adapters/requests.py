@@ -3,6 +3,7 @@
 Whoever calls these has already checked the protocol version, the client's capability and the routing headers.
 
 Source: MCP 2026-07-28, extension io.modelcontextprotocol/tasks; with the prefix ``legacy_``: MCP 2025-11-25, "Tasks".
+Those with the prefix ``lesson_`` stand in for some of the latter, see ``wire.py``.
 """
 
 import asyncio
@@ -22,6 +23,8 @@ from taskstore.adapters.wire import (
     legacy_related,
     legacy_status,
     legacy_task,
+    lesson_get_result,
+    lesson_status_result,
 )
 from taskstore.binding import AuthContext, shorten
 from taskstore.errors import (
@@ -43,6 +46,7 @@ INVALID_PARAMS = -32602
 INTERNAL_ERROR = -32603
 LIMIT_EXCEEDED = "LIMIT_EXCEEDED"  # the data.reason of an error that waiting, or asking less often, cures
 CANCELLED = "CANCELLED"  # the data.reason of tasks/result for a task that was cancelled
+NOT_FINISHED = 404  # an application's own code: outside of what JSON-RPC reserves
 
 _PAGE_SIZE = 100
 _RETRY = timedelta(seconds=0.5)
@@ -121,15 +125,7 @@ async def legacy_get_task(store: TaskStore, auth: AuthContext | None, params: Pa
     Raises:
         RequestError: As ``get_task``.
     """
-    task_id = _task_id(params)
-    try:
-        task = await store.get_task(task_id, auth=auth)
-        outcome = await store.get_outcome(task_id, auth=auth) if task.is_error else None
-    except TaskNotFoundError as refusal:
-        raise _not_found() from refusal
-    except LimitExceededError as refusal:
-        raise _over_limit(refusal) from refusal
-    return legacy_task(task, outcome)
+    return legacy_task(*await _read(store, auth, params))
 
 
 async def legacy_task_result(
@@ -203,6 +199,71 @@ async def legacy_cancel_task(store: TaskStore, auth: AuthContext | None, params:
         ) from refusal
 
 
+async def lesson_get_task(store: TaskStore, auth: AuthContext | None, params: Params) -> WireObject:
+    """Answer tasks/get as ``legacy_get_task`` does, with the progress as a number."""
+    return lesson_get_result(*await _read(store, auth, params))
+
+
+async def lesson_task_status(store: TaskStore, auth: AuthContext | None, params: Params) -> WireObject:
+    """Answer tasks/status: what ``legacy_get_task`` does, with the lesson's names beside it.
+
+    Raises:
+        RequestError: As ``get_task``.
+    """
+    return lesson_status_result(*await _read(store, auth, params))
+
+
+async def lesson_task_result(store: TaskStore, auth: AuthContext | None, params: Params) -> WireObject:
+    """Answer tasks/result at once.
+
+    Raises:
+        RequestError: 404 for a task that is still live; and as ``legacy_task_result``.
+    """
+    task, _ = await _read(store, auth, params)
+    if not task.is_finished:
+        data: WireObject = {"httpStatus": NOT_FINISHED, "status": task.status.value}
+        raise RequestError(NOT_FINISHED, f"The task is not finished: it is '{task.status.value}'", data)
+    return await legacy_task_result(store, auth, params)
+
+
+async def lesson_cancel_task(store: TaskStore, auth: AuthContext | None, params: Params) -> WireObject:
+    """Answer tasks/cancel with the task; one that is finished already stays as it is.
+
+    Raises:
+        RequestError: -32602 for malformed params, and for a task that is unknown, expired or somebody else's.
+    """
+    task_id = _task_id(params)
+    try:
+        return legacy_task(await store.cancel_task(task_id, auth=auth))
+    except TaskNotFoundError as refusal:
+        raise _not_found() from refusal
+    except TaskFinishedError as refusal:
+        return legacy_task(refusal.task)
+
+
+def lesson_augmentation(params: Params, *, can_be_task: bool) -> WireObject | None:
+    """Read from ``params._meta.task`` whether a call asks for a task, as the ``task`` field of the call would say it.
+
+    Args:
+        can_be_task: Whether the tool runs as a task: then a call for which a task is optional gets one.
+
+    Returns:
+        The ``task`` field that the call stands for; None when it asks for no task.
+
+    Raises:
+        RequestError: -32602 for what is no object with the flags ``required`` and ``optional``.
+    """
+    meta = params.get("_meta")
+    asked = meta.get("task") if isinstance(meta, Mapping) else None
+    if asked is None:
+        return None
+    flags = [asked.get(name, False) for name in ("required", "optional")] if isinstance(asked, Mapping) else [None]
+    if not all(isinstance(flag, bool) for flag in flags):
+        raise _invalid("_meta.task must be an object; its required and optional are true or false")
+    required, optional = flags
+    return {} if required or (optional and can_be_task) else None
+
+
 def legacy_ttl(task: Mapping[str, JsonValue], default: timedelta | Default | None) -> timedelta | Default | None:
     """Read the lifetime that the ``task`` field of a request asks for: any JSON number of milliseconds, or null.
 
@@ -224,6 +285,19 @@ def legacy_ttl(task: Mapping[str, JsonValue], default: timedelta | Default | Non
     if isinstance(ttl, bool) or not isinstance(ttl, int | float) or not ttl >= 0:
         raise _invalid("task.ttl must be a number of milliseconds, not negative, or null")
     return timedelta(milliseconds=math.ceil(min(ttl, LONGEST_SPAN_MS)))
+
+
+async def _read(store: TaskStore, auth: AuthContext | None, params: Params) -> tuple[Task, Outcome | None]:
+    """Read a task, with what its tool said if the tool failed."""
+    task_id = _task_id(params)
+    try:
+        task = await store.get_task(task_id, auth=auth)
+        outcome = await store.get_outcome(task_id, auth=auth) if task.is_error else None
+    except TaskNotFoundError as refusal:
+        raise _not_found() from refusal
+    except LimitExceededError as refusal:
+        raise _over_limit(refusal) from refusal
+    return task, outcome
 
 
 async def _wait_and_ask(store: TaskStore, auth: AuthContext | None, task_id: str, ask: Ask) -> Task:

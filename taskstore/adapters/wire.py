@@ -5,6 +5,9 @@ with ``isError`` belongs to a ``completed`` task, and ``failed`` means a JSON-RP
 
 Those with the prefix ``legacy_`` make that of MCP 2025-11-25, "Tasks". There both are ``failed``; a result comes with
 a mark that names its task, and an error as the JSON-RPC error that it is.
+
+Those with the prefix ``lesson_`` make what clients written after a course on SEP-1686 expect beside that of 2025-11-25:
+other names for the same facts.
 """
 
 from collections.abc import Mapping
@@ -17,6 +20,7 @@ from taskstore.task import Outcome, Task, TaskDetails, TaskPage, TaskStatus
 WireObject = dict[str, JsonValue]
 
 RELATED_TASK = "io.modelcontextprotocol/related-task"
+PROGRESS = "taskstore/progress"
 
 
 def acknowledgement() -> WireObject:
@@ -107,6 +111,39 @@ def legacy_related(message: Mapping[str, JsonValue] | None, task_id: str) -> Wir
     meta = wire.get("_meta")
     wire["_meta"] = {**(meta if isinstance(meta, Mapping) else {}), RELATED_TASK: {"taskId": task_id}}
     return wire
+
+
+def lesson_create_task_result(task: Task) -> WireObject:
+    """Make the CreateTaskResult of 2025-11-25, which names the task in ``_meta`` too."""
+    wire = legacy_task(task)
+    envelope: WireObject = {"id": wire["taskId"], "state": wire["status"], "ttl": wire["ttl"]}
+    return {"task": wire, "_meta": {"task": envelope}}
+
+
+def lesson_get_result(task: Task, outcome: Outcome | None = None) -> WireObject:
+    """Make the result of tasks/get: a task of 2025-11-25, with its progress in ``_meta`` as the tool reported it."""
+    wire = legacy_task(task, outcome)
+    if task.progress is not None:
+        wire["_meta"] = {PROGRESS: {"progress": task.progress, "total": task.progress_total}}
+    return wire
+
+
+def lesson_status_result(task: Task, outcome: Outcome | None = None) -> WireObject:
+    """Make the result of tasks/status: a task of 2025-11-25, and the same facts under the names of the lesson."""
+    wire = legacy_task(task, outcome)
+    return {**wire, "id": wire["taskId"], "state": wire["status"], **_lesson_progress(task)}
+
+
+def lesson_updated(task: Task) -> WireObject:
+    """Make the params of notifications/tasks/updated."""
+    return {"taskId": task.task_id, "state": legacy_status(task).value, **_lesson_progress(task)}
+
+
+def _lesson_progress(task: Task) -> WireObject:
+    """Make the hint of how far a task is: a part of one if the tool said of how much, else the number it reported."""
+    if task.progress is None:
+        return {}
+    return {"progress": task.progress / task.progress_total if task.progress_total else task.progress}
 
 
 def _task(task: Task) -> WireObject:

@@ -122,8 +122,10 @@ def connect_legacy() -> ConnectLegacy:
 class Reports:
     """A server with tools that run never, at will and only as a task, and the events of the one that waits."""
 
-    def __init__(self, database_url: str, **server_options: Any) -> None:
-        self.tasks = TasksExtension(database_url, drain=timedelta(0))
+    def __init__(
+        self, database_url: str, *, compat: Any = None, result_mode: Any = "block", **server_options: Any
+    ) -> None:
+        self.tasks = TasksExtension(database_url, drain=timedelta(0), compat=compat, result_mode=result_mode)
         self.server: MCPServer[Any] = MCPServer(
             "reports",
             extensions=[self.tasks],
@@ -161,9 +163,9 @@ def reports(database_url: str) -> Reports:
 
 @pytest.fixture
 def make_reports(database_url: str) -> Callable[..., Reports]:
-    """Make the server with options of its own, such as authorization."""
+    """Make the server with options of its own, such as authorization, or the extension's ``compat``."""
 
-    def make(**server_options: Any) -> Reports:
-        return Reports(database_url, **server_options)
+    def make(**options: Any) -> Reports:
+        return Reports(database_url, **options)
 
     return make
