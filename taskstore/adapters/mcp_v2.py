@@ -19,6 +19,7 @@ from mcp.server.context import CallNext, HandlerResult, ServerRequestContext
 from mcp.server.extension import Extension, MethodBinding
 from mcp.server.mcpserver import MCPServer
 from mcp.server.mcpserver.server import require_client_extension
+from mcp.server.streamable_http import MCP_SESSION_ID_HEADER
 from mcp.shared.exceptions import MCPError
 from mcp.shared.inbound import MCP_NAME_HEADER, decode_header_value
 from mcp_types import (
@@ -315,6 +316,7 @@ class TasksExtension(Extension):
                 poll_interval=policy.poll_interval or self._default_poll_interval,
                 name=params.name,
                 request=request,
+                session_id=None if augmentation is None else _headers(ctx).get(MCP_SESSION_ID_HEADER),
                 on_crash=policy.on_crash,
                 max_attempts=policy.max_attempts,
                 caller=caller,
@@ -494,5 +496,9 @@ def _internal_error(method: str) -> MCPError:
 
 
 def _routed_to(ctx: ServerRequestContext) -> str | None:
+    return decode_header_value(_headers(ctx).get(MCP_NAME_HEADER))
+
+
+def _headers(ctx: ServerRequestContext) -> Mapping[str, str]:
     headers: Mapping[str, str] = getattr(ctx.request, "headers", {})
-    return decode_header_value(headers.get(MCP_NAME_HEADER))
+    return headers

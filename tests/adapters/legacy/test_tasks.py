@@ -250,6 +250,24 @@ async def test_the_work_survives_the_end_of_the_session(reports: Any, connect_le
     assert result["content"] == [{"type": "text", "text": "through"}]
 
 
+async def test_an_operator_finds_the_tasks_of_a_session(reports: Any, connect_legacy: Any, serve: Any) -> None:
+    """A session narrows what an operator looks at; it never decides whose a task is."""
+    async with serve(reports.server) as url, connect_legacy(url) as one, connect_legacy(url) as other:
+        task_id = await one.start("wait")
+        await other.start("wait")
+        sessions = reports.server.session_manager._server_instances
+
+        found = [
+            [task.task_id for task in (await reports.tasks.store.operator.list_tasks(session_id=session)).tasks]
+            for session in sessions
+        ]
+        seen = await other.get(task_id)
+
+    assert len(found) == 2
+    assert [task_id] in found
+    assert seen["taskId"] == task_id
+
+
 # --- both generations on one row
 
 
