@@ -5,8 +5,9 @@ import json
 import logging
 import secrets
 import threading
-from collections.abc import AsyncIterator, Callable, Collection, Mapping
-from contextlib import asynccontextmanager, suppress
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager, suppress
 from datetime import timedelta
 from enum import Enum
 from functools import partial
@@ -87,6 +88,7 @@ class _Parts:
         self.turn = UpkeepTurn(database, options.clock)
         self.queue = self.waiting.apart()
         self.held: dict[str, Fence] = {}
+        self.taken = Counter[str]()  # how many callers are about to hear whether they hold a task
         self.handles: dict[str, TaskHandle] = {}
         self.instance: Instance | None = None
         self.scheduler = MaintenanceScheduler()
@@ -193,10 +195,21 @@ class _Parts:
 
         return run
 
+    @contextmanager
+    def taking(self, task_id: str) -> Iterator[None]:
+        """Count as about to hold a task: a loop that is blocked may hear of its COMMIT long after the upkeep saw it."""
+        self.taken[task_id] += 1
+        try:
+            yield
+        finally:
+            self.taken[task_id] -= 1
+            if not self.taken[task_id]:
+                del self.taken[task_id]
+
     def fail_abandoned(self) -> None:
-        """Fail what this instance owns and nothing here holds, now and a pass ago: a create may be under way."""
+        """Fail what this instance owns and nothing here holds or is about to, now and a pass ago."""
         owned = self.database.read(partial(operations.read_held, instance_id=self.writer)).result()
-        unheld = {fence for fence in owned if fence.task_id not in self.held}
+        unheld = {fence for fence in owned if fence.task_id not in self.held and fence.task_id not in self.taken}
         given_up, self._unheld = unheld & self._unheld, unheld
         if given_up:
             unit = partial(operations.fail_abandoned, fences=given_up, call=self.operator_call())
@@ -368,18 +381,19 @@ class TaskStore:
         if values["request"] is not None:
             values["request"] = parts.rules.cipher.seal(values["request"], "tasks", "request", values["task_id"])
         unit = partial(operations.create_task, values=values, call=call)
-        creating = parts.database.write_soon(unit)
-        try:
-            # Shielded: a caller that is cancelled cannot tell whether its unit had begun.
-            task = _value(await asyncio.shield(creating), call)
-        except asyncio.CancelledError:
-            creating.add_done_callback(parts.cancel_unwanted)
-            raise
-        if task.existing:
-            parts.waiting.notify(task.task_id)  # if it was due, this create has ended it
-            return task
-        if task.owner_kind is OwnerKind.INSTANCE:
-            parts.held[task.task_id] = Fence(task.task_id, str(values["instance_id"]), task.attempt)
+        with parts.taking(values["task_id"]):
+            creating = parts.database.write_soon(unit)
+            try:
+                # Shielded: a caller that is cancelled cannot tell whether its unit had begun.
+                task = _value(await asyncio.shield(creating), call)
+            except asyncio.CancelledError:
+                creating.add_done_callback(parts.cancel_unwanted)
+                raise
+            if task.existing:
+                parts.waiting.notify(task.task_id)  # if it was due, this create has ended it
+                return task
+            if task.owner_kind is OwnerKind.INSTANCE:
+                parts.held[task.task_id] = Fence(task.task_id, str(values["instance_id"]), task.attempt)
         audit.info("created %s for %s", shorten(task.task_id), _whose(call))
         return task
 
@@ -769,15 +783,17 @@ async def _claim_one(parts: _Parts, names: frozenset[str]) -> Claim | None:
 async def _claim(parts: _Parts, task_id: str) -> Claim | None:
     instance_id, call = parts.writer, parts.operator_call()
     unit = partial(operations.claim_task, task_id=task_id, instance_id=instance_id, call=call)
-    claiming = parts.database.write_soon(unit)
-    try:
-        # Shielded: a caller that is cancelled cannot tell whether its unit had begun.
-        claim = await asyncio.shield(claiming)
-    except asyncio.CancelledError:
-        claiming.add_done_callback(parts.unclaim_unwanted)
-        raise
+    with parts.taking(task_id):
+        claiming = parts.database.write_soon(unit)
+        try:
+            # Shielded: a caller that is cancelled cannot tell whether its unit had begun.
+            claim = await asyncio.shield(claiming)
+        except asyncio.CancelledError:
+            claiming.add_done_callback(parts.unclaim_unwanted)
+            raise
+        if claim is not None:
+            parts.held[task_id] = Fence(task_id, instance_id, claim.task.attempt)
     if claim is not None:
-        parts.held[task_id] = Fence(task_id, instance_id, claim.task.attempt)
         parts.waiting.notify(task_id)
         audit.info("claimed %s", shorten(task_id))
     return claim

@@ -5,11 +5,13 @@ import os
 import subprocess
 import sys
 import threading
+from functools import partial
 
 import anyio
 import pytest
 
-from taskstore import EventKind, ReasonCode, TaskStatus, TaskStore
+from taskstore import EventKind, ReasonCode, TaskStatus, TaskStore, operations
+from tests.unit.outside import wait_until
 
 from .conftest import ALICE
 
@@ -63,6 +65,29 @@ async def test_a_task_that_its_process_holds_no_more_is_failed_as_abandoned(stor
     assert seen.outcome.error["data"]["reason"] == "ABANDONED"
     assert (last.kind, last.reason) == (EventKind.RECOVERED, ReasonCode.ABANDONED)
     assert (await store.get_task(kept.task_id, auth=ALICE)).status is TaskStatus.WORKING
+
+
+@pytest.mark.parametrize("way", ["create", "claim"])
+async def test_a_task_is_not_abandoned_while_a_blocked_loop_has_yet_to_hear_of_it(store, way):
+    """Seen in the crash laboratory: what was created before a pause was failed before its caller heard of it."""
+    parts = store._parts
+    create = {"auth": ALICE, "name": "report", "on_crash": "retry"}
+    if way == "claim":
+        await store.handle(await store.create_task(**create)).hand_over()
+    taking = asyncio.create_task(store.create_task(**create) if way == "create" else store.claim_task(["report"]))
+    while not parts.taken:  # noqa: ASYNC110  nothing tells of it but the loop going on
+        await asyncio.sleep(0)
+    await asyncio.sleep(0)  # the unit is handed over; from here on the loop is blocked
+
+    unit = partial(operations.read_held, instance_id=parts.writer)
+    wait_until(lambda: bool(parts.database.read(unit).result()), "the COMMIT")
+    parts.fail_abandoned()
+    parts.fail_abandoned()
+    taken = await taking
+
+    task = taken if way == "create" else taken.task
+    assert (await store.handle(task).complete("done")).status is TaskStatus.COMPLETED
+    assert not parts.taken
 
 
 async def test_an_outage_at_the_end_of_a_block_does_not_swallow_its_cancellation(store):
