@@ -44,6 +44,8 @@ LEGACY_VERSION = "2025-11-25"  # older ones have no tasks
 
 SEND_PATIENCE = timedelta(seconds=5)
 
+_FOLLOWED = "taskstore.followed"
+
 
 @dataclass
 class Augmentation:
@@ -209,11 +211,12 @@ class LegacyMiddleware:
         return await call_next(ctx)
 
     def follow(self, ctx: ServerRequestContext, store: TaskStore, auth: AuthContext | None, task_id: str) -> None:
-        """Let the client of a request hear of a task from now on, until the task is finished."""
+        """Let the client of a request hear of a task from now on, until the task is finished or the session ends."""
         creator = self._creators[task_id] = LegacyClient(ctx, task_id, lesson=self._lesson)
         following = asyncio.create_task(creator.follow(store, auth))
-        self._following.add(following)
-        following.add_done_callback(self._following.discard)
+        for kept in (self._following, _followed_by(ctx)):
+            kept.add(following)
+            following.add_done_callback(kept.discard)
         following.add_done_callback(lambda _: self._creators.pop(task_id))
 
     def creator_of(self, task_id: str) -> LegacyClient | None:
@@ -222,8 +225,7 @@ class LegacyMiddleware:
 
     def close(self) -> None:
         """Follow no task any longer."""
-        for following in self._following:
-            following.cancel()
+        _cancel(self._following)
 
     def _declare(self, ctx: ServerRequestContext, result: HandlerResult) -> HandlerResult:
         wire = wire_of(result)
@@ -276,6 +278,21 @@ def _refusals() -> Iterator[None]:
         yield
     except RequestError as refusal:
         raise MCPError(refusal.code, refusal.message, refusal.data) from refusal
+
+
+def _followed_by(ctx: ServerRequestContext) -> set[asyncio.Task[None]]:
+    """Return what follows tasks for the session of a request; all of it ends with the session."""
+    connection = ctx.session._connection  # private, for want of another way to the end of a session
+    followed: set[asyncio.Task[None]] | None = connection.state.get(_FOLLOWED)
+    if followed is None:
+        followed = connection.state[_FOLLOWED] = set()
+        connection.exit_stack.callback(_cancel, followed)
+    return followed
+
+
+def _cancel(followed: set[asyncio.Task[None]]) -> None:
+    for each in followed:
+        each.cancel()
 
 
 def _augmented(ctx: ServerRequestContext, augmentation: Augmentation) -> AugmentedContext:

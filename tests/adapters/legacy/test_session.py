@@ -87,6 +87,24 @@ async def test_a_change_made_elsewhere_is_sent_too(
             await peer.until_notified(lambda notified: statuses(notified, task_id) == ["cancelled"])
 
 
+async def test_nobody_follows_a_task_for_a_session_that_ended(reports: Any, connect_legacy: Any) -> None:
+    """A task may wait for days; what follows it costs reads, and must not go on for nobody."""
+
+    async def until_followed(*followed: str) -> None:
+        with anyio.fail_after(30):
+            while [each for each in (gone, kept) if reports.tasks.legacy.creator_of(each)] != list(followed):
+                await anyio.lowlevel.checkpoint()
+
+    async with connect_legacy(reports.server) as stays:
+        async with connect_legacy(reports.server) as goes:
+            gone, kept = await goes.start("wait"), await stays.start("wait")
+            await until_followed(gone, kept)
+        await until_followed(kept)
+        polled = await stays.get(gone)
+
+    assert polled["status"] == "working"
+
+
 @pytest.mark.parametrize("token", ["seven", 7, 0])
 async def test_progress_keeps_the_token_of_the_call(peer: Any, reports: Any, token: str | int) -> None:
     """The call is answered long ago, and its token goes on, with its JSON type and the mark (T25-30, T25-33)."""
