@@ -156,6 +156,18 @@ def input_requests(
     return shaped
 
 
+def raise_refusal(answer: JsonValue) -> None:
+    """Raise the JSON-RPC error with which a client of MCP 2025-11-25 answered a question (``wire.input_error``).
+
+    Raises:
+        MCPError: It is one.
+    """
+    error = answer.get("error") if isinstance(answer, dict) else None
+    if isinstance(error, dict):  # any client may send what looks like it
+        code = error.get("code")
+        raise MCPError(code if isinstance(code, int) else INTERNAL_ERROR, str(error.get("message")), error.get("data"))
+
+
 def _required_capabilities(request: JsonValue) -> ClientCapabilities:
     """Tell what a client must have declared to be asked this."""
     method = request.get("method") if isinstance(request, dict) else None
@@ -246,10 +258,5 @@ class _TaskChannel:
             # Of the errors that a tool may raise, the one that the SDK doesn't log: the work is being cancelled.
             raise MCPError(INTERNAL_ERROR, f"{method} was not answered: the task is over.") from refusal
         answer: dict[str, Any] = answers[name]
-        error = answer.get("error") if isinstance(answer, dict) else None
-        if isinstance(error, dict):  # see wire.input_error; any client may send what looks like it
-            code = error.get("code")
-            raise MCPError(
-                code if isinstance(code, int) else INTERNAL_ERROR, str(error.get("message")), error.get("data")
-            )
+        raise_refusal(answer)
         return answer

@@ -14,6 +14,7 @@ from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser
 from mcp.server.auth.provider import AccessToken
 from mcp.server.context import HandlerResult, ServerRequestContext
 from mcp.server.mcpserver import MCPServer
+from mcp.shared.exceptions import MCPError
 from mcp_types import (
     CLIENT_CAPABILITIES_META_KEY,
     CLIENT_INFO_META_KEY,
@@ -24,7 +25,7 @@ from mcp_types import (
 )
 from pydantic import JsonValue, ValidationError
 
-from taskstore.adapters.mcp_v2_context import run_tool, task_session
+from taskstore.adapters.mcp_v2_context import raise_refusal, run_tool, task_session
 from taskstore.adapters.mcp_v2_legacy import LegacyClient
 from taskstore.handle import TaskHandle
 from taskstore.runner import WorkError, WorkParked, WorkResult
@@ -84,8 +85,8 @@ async def run_again(
     """Call a claimed task's tool with the answers to its questions, or as the first time.
 
     Raises:
-        WorkError: The call would have been answered with a JSON-RPC error, or an answer has not the shape that its
-            question asked for.
+        WorkError: The call would have been answered with a JSON-RPC error, the client refused to answer, or an answer
+            has not the shape that its question asked for.
     """
     entry = server._lowlevel_server.get_request_handler("tools/call")
     caller: Mapping[str, Any] = claim.caller if isinstance(claim.caller, dict) else {}
@@ -95,7 +96,11 @@ async def run_again(
     if "meta" in caller:
         call["_meta"] = caller["meta"]
     try:
+        for answer in claim.answers.values():
+            raise_refusal(answer)
         params = CallToolRequestParams.model_validate(call, by_name=False)
+    except MCPError as error:
+        raise WorkError(error.code, error.message, error.data) from error
     except ValidationError as problem:
         where = ".".join(str(part) for part in problem.errors()[0]["loc"])
         raise WorkError(INVALID_PARAMS, f"The tool cannot be called again: {where} is malformed.") from problem

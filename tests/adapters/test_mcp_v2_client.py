@@ -169,6 +169,32 @@ async def test_questions_go_to_the_clients_callbacks(fixture: Fixture, tool: str
     assert text_of(result) == expected
 
 
+async def test_a_question_is_asked_once_though_the_server_is_slow_to_notice_the_answer(database_url: str) -> None:
+    """Acknowledged answers may show later: the specification calls a server eventually consistent."""
+    asked: list[str] = []
+    shown: dict[str, Any] = {}
+
+    async def answer(context: ClientRequestContext, params: ElicitRequestParams) -> ElicitResult:
+        asked.append(params.message)
+        return await answer_with_the_question(context, params)
+
+    async def show_it_twice(ctx: Any, call_next: Any) -> Any:
+        """Answer one poll with what the poll before showed, if that was questions."""
+        if ctx.method != "tasks/get" or (stale := shown.pop("questions", None)) is None:
+            result = await call_next(ctx)
+            if ctx.method == "tasks/get" and result["status"] == "input_required":
+                shown["questions"] = result
+            return result
+        return stale
+
+    fixture = Fixture(database_url, middleware=[show_it_twice])
+    async with _connected(fixture.server, TasksClient(), elicitation_callback=answer) as client:
+        result = await client.call_tool("return_questions")
+
+    assert text_of(result) == "<a> and <b>"
+    assert sorted(asked) == ["a", "b"]
+
+
 async def test_a_callback_that_refuses_ends_the_call_not_the_task(fixture: Fixture) -> None:
     """Somebody else may still answer."""
 

@@ -566,6 +566,50 @@ async def test_a_tool_that_samples_inside_a_task_gets_its_answer(reports: Any, c
     assert result["content"] == [{"type": "text", "text": "small: Short."}]
 
 
+@pytest.fixture
+def parked(reports: Any) -> None:
+    """Give the server a tool that returns its question, and is called again with the answer."""
+
+    @reports.server.tool()
+    @reports.tasks.task()
+    async def parked(ctx: Context) -> str | InputRequiredResult:
+        if ctx.input_responses is None:
+            question = ElicitRequest(params=ElicitRequestFormParams(message="Delete?", requested_schema={}))
+            return InputRequiredResult(input_requests={"sure": question}, request_state="asked")
+        answer = ctx.input_responses["sure"]
+        assert isinstance(answer, ElicitResult)
+        return f"{ctx.request_state}: {answer.content}"
+
+
+@pytest.mark.usefixtures("parked")
+async def test_a_tool_that_returns_its_questions_is_called_again_for_a_legacy_client(
+    reports: Any, connect_legacy: Any
+) -> None:
+    """Under that version a plain call could not be answered so; through a task the tool works for both."""
+    async with connect_legacy(reports.server, capabilities={"elicitation": {}}, respond=accept) as peer:
+        task_id = await peer.start("parked")
+        result = await peer.result(task_id)
+
+    assert result["content"][0]["text"] == "asked: {'confirm': True}"
+    assert len(peer.asked) == 1
+
+
+@pytest.mark.usefixtures("parked")
+async def test_the_refusal_of_a_client_ends_a_task_that_is_parked(reports: Any, connect_legacy: Any) -> None:
+    """The tool has no place to hear it, so the call ends in it."""
+
+    async def refuse(method: str, params: Mapping[str, Any]) -> dict[str, Any]:
+        raise MCPError(-31001, "Nobody is here", {"until": "Monday"})
+
+    async with connect_legacy(reports.server, capabilities={"elicitation": {}}, respond=refuse) as peer:
+        task_id = await peer.start("parked")
+        with pytest.raises(MCPError) as caught:
+            await peer.result(task_id)
+
+    error = caught.value.error
+    assert (error.code, error.message, error.data) == (-31001, "Nobody is here", {"until": "Monday"})
+
+
 @pytest.mark.usefixtures("delete")
 async def test_the_refusal_of_a_client_reaches_the_tool_as_an_error(reports: Any, connect_legacy: Any) -> None:
     """As it would in a plain call: the tool may handle it, and if not, the call ends in it."""
