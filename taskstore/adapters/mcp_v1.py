@@ -197,7 +197,7 @@ class DurableTasks:
         """The open store.
 
         Raises:
-            RuntimeError: The tasks are not open: the server has not run yet.
+            McpError: The tasks are not open: the server has not run yet, or is being stopped.
         """
         return self._now_serving().store
 
@@ -265,13 +265,13 @@ class DurableTasks:
 
     async def _keep(self, opened: asyncio.Future[None], closing: asyncio.Event) -> None:
         """Hold the store open in a task of its own, which no session's end cancels; the end of the loop does."""
-        async with AsyncExitStack() as stack:
-            self._serving = await self._enter(stack)
-            opened.set_result(None)
-            try:
+        try:
+            async with AsyncExitStack() as stack:
+                self._serving = await self._enter(stack)
+                opened.set_result(None)
                 await closing.wait()
-            finally:
-                self._serving = None
+        finally:
+            self._serving = None
 
     async def _enter(self, stack: AsyncExitStack) -> _Serving:
         if isinstance(self._store, TaskStore):
@@ -340,7 +340,7 @@ class DurableTasks:
         except LimitExceededError as refusal:
             data = {"reason": LIMIT_EXCEEDED}
             raise McpError(ErrorData(code=INTERNAL_ERROR, message=str(refusal), data=data)) from refusal
-        except TaskStoreError as problem:
+        except (TaskStoreError, RuntimeError) as problem:  # the latter: the runner takes no more tasks
             raise _internal_error(problem) from problem
         serving.start(creator.follow(serving.store, auth, task))
         return task
@@ -397,7 +397,8 @@ class DurableTasks:
 
     def _now_serving(self) -> _Serving:
         if self._serving is None:
-            raise RuntimeError("The durable tasks are not open: they open when the server runs, or by `async with`.")
+            message = "The durable tasks are not open: they open when the server runs, or by `async with`."
+            raise McpError(ErrorData(code=INTERNAL_ERROR, message=message))
         return self._serving
 
 
@@ -449,6 +450,6 @@ def _invalid_request(message: str) -> McpError:
     return McpError(ErrorData(code=INVALID_REQUEST, message=message))
 
 
-def _internal_error(problem: TaskStoreError) -> McpError:
+def _internal_error(problem: Exception) -> McpError:
     logger.error("A request about tasks could not be answered.", exc_info=problem)
     return McpError(ErrorData(code=INTERNAL_ERROR, message="The server's tasks are not available at present."))

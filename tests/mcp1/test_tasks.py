@@ -615,6 +615,30 @@ async def test_running_work_gets_the_drain_time(reports: Any, database_url: str,
         assert text_of(await peer.result(task_id)) == "through"
 
 
+async def test_what_comes_while_the_tasks_close_is_refused(
+    reports: Any, database_url: str, connect: Any, refused: Any
+) -> None:
+    """Connections last longer than the tasks then; a code 0, or a tool's error, would say nothing to a client."""
+    tasks = enable_durable_tasks(reports.server, database_url, drain=timedelta(minutes=1))
+    await tasks.__aenter__()
+    async with connect(reports.server) as peer:
+        task_id = await peer.start("wait")
+        await reports.running.wait()
+        closing = asyncio.create_task(tasks.__aexit__(None, None, None))
+        await anyio.wait_all_tasks_blocked()
+        with refused(-32603):
+            await peer.create("quick")
+        draining = await peer.get(task_id)
+        reports.opened.set()
+        await closing
+        with refused(-32603, "not open"):
+            await peer.get(task_id)
+        with refused(-32603, "not open"):
+            await peer.create("quick")
+
+    assert draining.status == "working"
+
+
 async def test_a_database_that_cannot_be_opened_stops_the_start(reports: Any, tmp_path: Any) -> None:
     """Better than a server whose every call fails."""
     tasks = enable_durable_tasks(reports.server, f"sqlite:///{tmp_path}/missing/tasks.db")
@@ -648,7 +672,7 @@ async def test_what_makes_no_sense_is_refused_at_once(reports: Any, database_url
     tasks = enable_durable_tasks(reports.server, database_url)
     with pytest.raises(RuntimeError, match="already"):
         enable_durable_tasks(reports.server, database_url)
-    with pytest.raises(RuntimeError, match="not open"):
+    with pytest.raises(McpError, match="not open"):
         _ = tasks.store
 
 
