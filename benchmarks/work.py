@@ -68,6 +68,14 @@ class Driver(ABC, Generic[Held]):
         """
         raise NotImplementedError
 
+    async def tools_called(self) -> list[float]:
+        """Call a plain tool, the same one as a task, and poll the task; return the instants around the three.
+
+        Raises:
+            NotImplementedError: This store serves no tools.
+        """
+        raise NotImplementedError
+
 
 # One operation of a client; returns the instants (perf_counter) before, between and after its steps.
 Operation = Callable[[int], Awaitable[list[float]]]
@@ -138,10 +146,21 @@ async def prepare_wait(driver: Driver[Held]) -> Operation:
     return wait
 
 
+async def prepare_adapter(driver: Driver[Held]) -> Operation:
+    """Measure what tools cost their client: a plain call, a call answered with a task's handle, and a poll."""
+    await driver.tools_called()  # connects, here: an SDK's client is closed by the asyncio task that opened it
+
+    async def call(_client: int) -> list[float]:
+        return await driver.tools_called()
+
+    return call
+
+
 # By name: how to prepare a scenario on an empty database, and the names of its steps.
 SCENARIOS: dict[str, tuple[Prepare, tuple[str, ...]]] = {
     "flow": (prepare_flow, ("create", "get", "progress", "complete", "outcome")),
     "create": (prepare_create, ("create",)),
     "get": (prepare_get, ("get",)),
     "wait": (prepare_wait, ("wake",)),
+    "adapter": (prepare_adapter, ("plain", "handle", "poll")),
 }

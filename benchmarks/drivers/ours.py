@@ -10,13 +10,17 @@ import asyncio
 import random
 import sys
 from asyncio.subprocess import PIPE
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from time import perf_counter
+from typing import TYPE_CHECKING
 
 from benchmarks.work import PROGRESS_TEXT, REQUEST_TEXT, RESULT_TEXT, Driver
 from taskstore import AuthContext, StoreOptions, TaskHandle, TaskStore
+
+if TYPE_CHECKING:
+    from benchmarks.drivers.tools import Tools
 
 WAITER = AuthContext(issuer="benchmarks", subject="waiter")
 
@@ -58,9 +62,11 @@ class _Waker:
 
 
 class _OursDriver(Driver[_Held]):
-    def __init__(self, store: TaskStore, start_waker: Callable[[], Awaitable[_Waker]]) -> None:
-        self._store, self._start_waker = store, start_waker
+    def __init__(self, store: TaskStore, place: str, durability: str, stack: AsyncExitStack) -> None:
+        self._store, self._place, self._durability, self._stack = store, place, durability, stack
+        # Made when a scenario first needs them.
         self._waker: asyncio.Task[_Waker] | None = None
+        self._tools: Tools | None = None
 
     async def create(self, client: int) -> _Held:
         auth = AuthContext(issuer="benchmarks", subject=f"client-{client}")
@@ -84,7 +90,8 @@ class _OursDriver(Driver[_Held]):
 
     async def completed_elsewhere(self) -> list[float]:
         if self._waker is None:
-            self._waker = asyncio.ensure_future(self._start_waker())
+            started = self._stack.enter_async_context(_Waker.start(self._place, self._durability))
+            self._waker = asyncio.ensure_future(started)
         waker = await asyncio.shield(self._waker)
         task_id = await waker.tell("create")
         waiter = asyncio.create_task(self._woken(task_id))
@@ -92,6 +99,14 @@ class _OursDriver(Driver[_Held]):
         await asyncio.sleep(random.uniform(0.05, 0.15))
         completing = float(await waker.tell(f"complete {task_id}"))
         return [completing, await waiter]
+
+    async def tools_called(self) -> list[float]:
+        if self._tools is None:
+            # The store's own requirements do not bring an SDK.
+            from benchmarks.drivers.tools import Tools
+
+            self._tools = await self._stack.enter_async_context(Tools.connect(self._store))
+        return await self._tools.call()
 
     async def _woken(self, task_id: str) -> float:
         await self._store.wait_for_task(task_id, auth=WAITER)
@@ -107,7 +122,7 @@ async def open_driver(place: str, durability: str) -> AsyncIterator[Driver[_Held
         durability: ``full`` or ``normal``.
     """
     async with TaskStore.open(url_of(place), options=options_of(durability)) as store, AsyncExitStack() as stack:
-        yield _OursDriver(store, lambda: stack.enter_async_context(_Waker.start(place, durability)))
+        yield _OursDriver(store, place, durability, stack)
 
 
 def url_of(place: str) -> str:

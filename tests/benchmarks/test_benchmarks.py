@@ -110,6 +110,20 @@ async def test_a_flow_of_ours_leaves_a_completed_task_with_its_result(database_u
     assert [event.kind for event in events] == [EventKind.CREATED, EventKind.COMPLETED]
 
 
+async def test_a_tool_called_as_a_task_is_a_task_and_the_plain_one_is_none(database_url: str) -> None:
+    """What the adapter costs is the difference of the two."""
+    async with ours.open_driver(database_url, "full") as driver:
+        call = await SCENARIOS["adapter"][0](driver)
+
+        instants = await call(0)
+
+        async with TaskStore.open(database_url) as store:
+            tasks = (await store.operator.list_tasks()).tasks
+    assert instants == sorted(instants)
+    assert len(instants) == 4
+    assert [task.name for task in tasks] == ["task", "task"]  # one to connect, and one that was measured
+
+
 async def test_a_flow_of_the_yardstick_leaves_a_completed_row(tmp_path: Path) -> None:
     """The reference must have stored the same bytes as those it is a reference for."""
     async with raw_sqlite.open_driver(str(tmp_path / "raw.db"), "full") as driver:
