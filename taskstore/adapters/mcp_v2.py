@@ -114,7 +114,7 @@ class _Serving:
 
 
 class TasksExtension(Extension):
-    """Runs decorated tools as durable tasks and answers tasks/get, tasks/update and tasks/cancel.
+    """Runs decorated tools as durable tasks, answers what is asked about them, and pushes their changes to listeners.
 
     ::
 
