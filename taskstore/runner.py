@@ -76,7 +76,7 @@ Work = Callable[[TaskHandle], Awaitable[WorkResult | WorkParked]]
 class Rerun(Protocol):
     """What a runner needs to run tasks again: parked ones that are answered, and those of ended processes."""
 
-    def names(self) -> Collection[str]:
+    async def names(self) -> Collection[str]:
         """Name the tools that can be run now."""
 
     def work(self, claim: Claim) -> Work:
@@ -207,7 +207,7 @@ class TaskRunner:
     async def _claim(self, rerun: Rerun) -> Claim:
         while True:
             try:
-                claim = await self._store.claim_task(rerun.names(), timeout=_CLAIM_WAIT)
+                claim = await self._store.claim_task(await rerun.names(), timeout=_CLAIM_WAIT)
             except DatabaseUnavailableError as problem:
                 logger.warning("Cannot look for tasks to run again, trying later. %s", problem)
                 await asyncio.sleep(_FIRST_RETRY.total_seconds())

@@ -4,71 +4,48 @@ Serves the extension io.modelcontextprotocol/tasks of MCP 2026-07-28 and, beside
 MCP 2025-11-25. Under older protocol versions tools run inline.
 """
 
-import functools
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Literal, TypeVar, overload
 
 import anyio
 from mcp.server.auth.middleware.auth_context import get_access_token
-from mcp.server.auth.provider import AccessToken, principal_components
 from mcp.server.context import CallNext, HandlerResult, ServerRequestContext
 from mcp.server.extension import Extension, MethodBinding
 from mcp.server.mcpserver import MCPServer
-from mcp.server.mcpserver.server import require_client_extension
-from mcp.server.streamable_http import MCP_SESSION_ID_HEADER
 from mcp.shared.exceptions import MCPError
-from mcp.shared.inbound import MCP_NAME_HEADER, decode_header_value
 from mcp_types import (
-    HEADER_MISMATCH,
     INTERNAL_ERROR,
-    INVALID_PARAMS,
-    INVALID_REQUEST,
-    METHOD_NOT_FOUND,
     CallToolRequestParams,
     CallToolResult,
     RequestParams,
 )
-from mcp_types.version import MODERN_PROTOCOL_VERSIONS
-from pydantic import JsonValue
 
-from taskstore.adapters.local import local_user
 from taskstore.adapters.mcp_v2_client import PolledTask, RemoteTask, TaskCancelledError, TasksClient
 from taskstore.adapters.mcp_v2_context import run_tool, task_context
 from taskstore.adapters.mcp_v2_legacy import (
-    LEGACY_VERSION,
     AugmentedContext,
     LegacyMiddleware,
-    ask_on_stream,
 )
 from taskstore.adapters.mcp_v2_listen import serve_tasks_on_listen
 from taskstore.adapters.mcp_v2_policy import TaskMode, TaskPolicies, TaskPolicy, check_span
-from taskstore.adapters.mcp_v2_rerun import RerunContext, caller_of, request_of, run_again, token_of
-from taskstore.adapters.requests import (
-    LIMIT_EXCEEDED,
-    Params,
-    RequestError,
-    cancel_task,
-    get_task,
-    legacy_cancel_task,
-    legacy_get_task,
-    legacy_list_tasks,
-    legacy_task_result,
-    lesson_cancel_task,
-    lesson_get_task,
-    lesson_task_result,
-    lesson_task_status,
-    update_task,
+from taskstore.adapters.mcp_v2_requests import (
+    IDENTIFIER,
+    TASK_VERSIONS,
+    ResolveAuth,
+    TaskRequests,
+    check_options,
+    open_store,
+    start_task,
 )
-from taskstore.adapters.wire import WireObject, create_task_result
-from taskstore.binding import AuthContext
-from taskstore.errors import LimitExceededError, PayloadError, TaskStoreError
+from taskstore.adapters.mcp_v2_rerun import RerunContext, caller_of, request_of, run_again
+from taskstore.adapters.wire import create_task_result
 from taskstore.handle import TaskHandle
 from taskstore.options import StoreOptions
-from taskstore.runner import TaskRunner, Work, WorkError, WorkParked, WorkResult
+from taskstore.runner import TaskRunner, Work, WorkParked, WorkResult
 from taskstore.store import DEFAULT, Default, TaskStore
 from taskstore.task import Claim, OnCrash
 
@@ -76,26 +53,9 @@ __all__ = ["PolledTask", "RemoteTask", "TaskCancelledError", "TasksClient", "Tas
 
 logger = logging.getLogger("taskstore")
 
-ResolveAuth = Callable[[ServerRequestContext], AuthContext | None]
-
 ToolT = TypeVar("ToolT", bound=Callable[..., object])
 LifespanT = TypeVar("LifespanT")
 Lifespan = Callable[[MCPServer[LifespanT]], AbstractAsyncContextManager[LifespanT]]
-Answer = Callable[[TaskStore, AuthContext | None, Params], Awaitable[WireObject]]
-
-# Per request how each generation answers it; None: it has no such request.
-_ANSWERS: Mapping[str, tuple[Answer | None, Answer | None]] = {
-    "tasks/get": (get_task, legacy_get_task),
-    "tasks/update": (update_task, None),
-    "tasks/result": (None, legacy_task_result),
-    "tasks/list": (None, legacy_list_tasks),
-    "tasks/cancel": (cancel_task, legacy_cancel_task),
-}
-_LESSON_ANSWERS: Mapping[str, tuple[Answer | None, Answer | None]] = {
-    "tasks/get": (get_task, lesson_get_task),
-    "tasks/status": (None, lesson_task_status),
-    "tasks/cancel": (cancel_task, lesson_cancel_task),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +111,7 @@ class TasksExtension(Extension):
             unknown or without ``lesson``.
     """
 
-    identifier = "io.modelcontextprotocol/tasks"
+    identifier = IDENTIFIER
 
     def __init__(
         self,
@@ -171,21 +131,25 @@ class TasksExtension(Extension):
             raise ValueError(f'result_mode must be "block" or "fail-fast", not {result_mode!r}.')
         if compat is None and result_mode == "fail-fast":
             raise ValueError('result_mode="fail-fast" needs compat="lesson": MCP 2025-11-25 has tasks/result wait.')
-        if options is not None and isinstance(store, TaskStore):
-            raise ValueError("options are for opening a URL; an open TaskStore already has its own.")
+        check_options(store, options)
         check_span("default_ttl", default_ttl)
         check_span("default_poll_interval", default_poll_interval)
         self._store = store
         self._options = options
-        self._resolve_auth = resolve_auth
         self._default_ttl = default_ttl
         self._default_poll_interval = default_poll_interval
         self._drain = drain
         self._policies = TaskPolicies()
-        self._answers = {**_ANSWERS, **(_LESSON_ANSWERS if compat == "lesson" else {})}
-        if result_mode == "fail-fast":
-            self._answers["tasks/result"] = (None, lesson_task_result)
-        self.legacy = LegacyMiddleware(self._mode_of, self._tells_apart, lesson=compat == "lesson")
+        self._requests = TaskRequests(
+            store=lambda: self.store,
+            serves_legacy=lambda: self.legacy in self._now_serving().server.middleware,
+            demands_token=lambda: self._now_serving().server.settings.auth is not None,
+            access_token=get_access_token,
+            resolve_auth=resolve_auth,
+            lesson=compat == "lesson",
+            fails_fast=result_mode == "fail-fast",
+        )
+        self.legacy = LegacyMiddleware(self._mode_of, self._requests.tells_apart, lesson=compat == "lesson")
         self._gate = anyio.Lock()
         self._serving: _Serving | None = None
 
@@ -272,10 +236,10 @@ class TasksExtension(Extension):
                 method=method,
                 # The handler itself reads the params: the missing capability must be reported before bad params.
                 params_type=RequestParams,
-                handler=functools.partial(self._answer, *answers),
-                protocol_versions=frozenset({LEGACY_VERSION, *MODERN_PROTOCOL_VERSIONS}),
+                handler=handler,
+                protocol_versions=TASK_VERSIONS,
             )
-            for method, answers in self._answers.items()
+            for method, handler in self._requests.handlers().items()
         ]
 
     async def intercept_tool_call(
@@ -286,128 +250,45 @@ class TasksExtension(Extension):
             return await call_next(ctx)  # there is a task already, and this is its work
         policy = self._policy_of(params.name)
         augmentation = ctx.augmentation if isinstance(ctx, AugmentedContext) else None
-        if policy is None or (policy.mode == "optional" and augmentation is None and not self._is_declared(ctx)):
+        if policy is None or not self._requests.must_be_task(policy, params.name, ctx, augmentation):
             return await call_next(ctx)
-        if augmentation is None:
-            if ctx.protocol_version not in MODERN_PROTOCOL_VERSIONS:
-                problem = f"runs only as a task, which protocol version {ctx.protocol_version} cannot carry here"
-                raise MCPError(METHOD_NOT_FOUND, f"Tool {params.name} {problem}; use {MODERN_PROTOCOL_VERSIONS[-1]}.")
-            require_client_extension(ctx, self.identifier)
-            if policy.input_first and params.input_responses is None and params.request_state is None:
-                return await call_next(ctx)
-        ttl = self._default_ttl if policy.ttl is DEFAULT else policy.ttl
-        if augmentation is not None and augmentation.ttl is not DEFAULT:
-            ttl = augmentation.ttl
+        is_first = params.input_responses is None and params.request_state is None
+        if policy.input_first and is_first and augmentation is None:
+            return await call_next(ctx)
 
-        auth = self._auth_of(ctx)
+        auth = self._requests.auth_of(ctx)
         # Before anything runs: the work may change the params.
-        request, caller = request_of(params), caller_of(ctx, self._token_for(policy, params.name))
+        request, caller = request_of(params), caller_of(ctx, self._requests.token_for(policy, params.name))
 
         async def work(handle: TaskHandle) -> WorkResult | WorkParked:
             if augmentation is not None:
                 self.legacy.follow(ctx, self.store, auth, handle.task_id)
             return await run_tool(params, task_context(ctx, handle, self.legacy.creator_of(handle.task_id)), call_next)
 
-        try:
-            task = await self._now_serving().runner.start(
-                work,
-                auth=auth,
-                ttl=ttl,
-                poll_interval=policy.poll_interval or self._default_poll_interval,
-                name=params.name,
-                request=request,
-                session_id=None if augmentation is None else _headers(ctx).get(MCP_SESSION_ID_HEADER),
-                on_crash=policy.on_crash,
-                max_attempts=policy.max_attempts,
-                caller=caller,
-            )
-        except PayloadError as refusal:
-            raise MCPError(INVALID_PARAMS, str(refusal)) from refusal
-        except LimitExceededError as refusal:
-            raise MCPError(INTERNAL_ERROR, str(refusal), {"reason": LIMIT_EXCEEDED}) from refusal
-        except TaskStoreError as problem:
-            raise _internal_error(ctx.method) from problem
+        task = await start_task(
+            self._now_serving().runner,
+            work,
+            ctx,
+            auth=auth,
+            policy=policy,
+            augmentation=augmentation,
+            default_ttl=self._default_ttl,
+            default_poll_interval=self._default_poll_interval,
+            name=params.name,
+            request=request,
+            caller=caller,
+        )
         if augmentation is None:
             return dict(create_task_result(task))
         augmentation.task = task
         return CallToolResult(content=[])  # nobody's: the middleware answers with the task
 
-    async def _answer(
-        self, modern: Answer | None, legacy: Answer | None, ctx: ServerRequestContext, _: RequestParams
-    ) -> HandlerResult:
-        """Check capability, routing header and auth context, in this order, then answer one request."""
-        is_modern = ctx.protocol_version in MODERN_PROTOCOL_VERSIONS
-        answer = modern if is_modern else legacy
-        if answer is None or not (is_modern or self.legacy in self._now_serving().server.middleware):
-            raise MCPError(METHOD_NOT_FOUND, "Method not found", ctx.method)
-        params: Mapping[str, JsonValue] = ctx.params or {}
-        if answer is legacy_task_result:
-            answer = functools.partial(legacy_task_result, ask=ask_on_stream(ctx))
-        if is_modern:
-            require_client_extension(ctx, self.identifier)
-            if ctx.request is not None and _routed_to(ctx) != params.get("taskId"):
-                raise MCPError(HEADER_MISMATCH, "The Mcp-Name header must be params.taskId.")
-        try:
-            # A dict, since the SDK leaves out the null fields of a model, and ttlMs may be null.
-            return dict(await answer(self.store, self._auth_of(ctx), params))
-        except RequestError as refusal:
-            raise MCPError(refusal.code, refusal.message, refusal.data) from refusal
-        except TaskStoreError as problem:
-            raise _internal_error(ctx.method) from problem
-
-    def _admit_listener(self, ctx: ServerRequestContext) -> tuple[TaskStore, AuthContext | None]:
-        require_client_extension(ctx, self.identifier)
-        return self.store, self._auth_of(ctx)
-
-    def _is_declared(self, ctx: ServerRequestContext) -> bool:
-        """Tell whether this very request declares the extension; what earlier ones declared does not count."""
-        declared = ctx.session.client_capabilities
-        return (
-            ctx.protocol_version in MODERN_PROTOCOL_VERSIONS
-            and declared is not None
-            and self.identifier in (declared.extensions or {})
-        )
-
-    def _auth_of(self, ctx: ServerRequestContext) -> AuthContext | None:
-        if self._resolve_auth is not None:
-            return self._resolve_auth(ctx)
-        token = get_access_token()
-        if token is not None:
-            client_id, issuer, subject = principal_components(token)
-            if not client_id:
-                raise MCPError(INVALID_REQUEST, "The access token names no client, so it cannot own tasks.")
-            return AuthContext(client_id=client_id, issuer=issuer or None, subject=subject or None)
-        if ctx.request is None:  # no HTTP request: stdio, or a client in this process
-            return local_user()
-        if self._now_serving().server.settings.auth is not None:
-            raise MCPError(INVALID_REQUEST, "This server's tasks need an access token, and the request carries none.")
-        return None
-
-    def _tells_apart(self, ctx: ServerRequestContext) -> bool:
-        try:
-            return self._auth_of(ctx) is not None
-        except MCPError:  # its requests about tasks will be refused alike
-            return False
-
-    def _mode_of(self, tool_name: str) -> TaskMode | None:
+    async def _mode_of(self, tool_name: str) -> TaskMode | None:
         policy = self._policy_of(tool_name)
         return None if policy is None else policy.mode
 
     def _policy_of(self, tool_name: str) -> TaskPolicy | None:
         return self._policies.find(self._now_serving().server, tool_name) if self._policies else None
-
-    def _token_for(self, policy: TaskPolicy, tool_name: str) -> AccessToken | None:
-        """Return the access token of this request if the tool needs it in later runs."""
-        if not policy.needs_token:
-            return None
-        token = get_access_token()
-        if token is None:
-            raise MCPError(INVALID_REQUEST, f"Tool {tool_name} needs an access token, and the request carries none.")
-        if not self.store.seals:
-            problem = f"Tool {tool_name} keeps access tokens, so its store needs StoreOptions(keys=...)."
-            logger.error("%s", problem)
-            raise MCPError(INTERNAL_ERROR, problem)
-        return token
 
     def _now_serving(self) -> _Serving:
         if self._serving is None:
@@ -450,13 +331,8 @@ class TasksExtension(Extension):
 
     async def _open(self, server: MCPServer[Any], lifespan_contexts: dict[object, object]) -> _Serving:
         async with AsyncExitStack() as stack:
-            if isinstance(self._store, TaskStore):
-                store = self._store
-            else:
-                options = self._options or StoreOptions()
-                options = replace(options, server=options.server or server.name)
-                store = await stack.enter_async_context(TaskStore.open(self._store, options=options))
-            serve_tasks_on_listen(server, self._admit_listener)
+            store = await stack.enter_async_context(open_store(self._store, self._options, server.name))
+            serve_tasks_on_listen(server, self._requests.admit_listener)
             stack.callback(self.legacy.close)
             rerun = _Rerun(server, self._policies, lifespan_contexts, self.legacy)
             runner = TaskRunner(store, rerun=rerun)
@@ -473,32 +349,22 @@ class _Rerun:
     lifespan_contexts: Mapping[object, object]
     legacy: LegacyMiddleware
 
-    def names(self) -> list[str]:
+    async def names(self) -> list[str]:
         return self.policies.names(self.server)
 
     def work(self, claim: Claim) -> Work:
         async def work(handle: TaskHandle) -> WorkResult | WorkParked:
-            name = claim.task.name or ""
-            policy = self.policies.find(self.server, name)
-            if policy is not None and policy.needs_token and token_of(claim) is None:
-                raise WorkError(INTERNAL_ERROR, f"Tool {name} needs its caller's access token, which was not kept.")
-            lifespan_context = next(iter(self.lifespan_contexts.values()))
-            creator = self.legacy.creator_of(handle.task_id)
-            return await run_again(self.server, claim, handle, lifespan_context, creator)
+            policy = self.policies.find(self.server, claim.task.name or "")
+            # Private, for want of a public way to call a tool without a request.
+            entry = self.server._lowlevel_server.get_request_handler("tools/call")
+            assert entry is not None, "an MCPServer always has a tools/call handler"
+            return await run_again(
+                entry.handler,
+                claim,
+                handle,
+                lifespan_context=next(iter(self.lifespan_contexts.values())),
+                creator=self.legacy.creator_of(handle.task_id),
+                needs_token=policy is not None and policy.needs_token,
+            )
 
         return work
-
-
-def _internal_error(method: str) -> MCPError:
-    """Log the problem at hand and make the error that tells nothing of it; the SDK's own would have code 0 in 2025."""
-    logger.exception("%s could not be answered.", method)
-    return MCPError(INTERNAL_ERROR, "Internal server error")
-
-
-def _routed_to(ctx: ServerRequestContext) -> str | None:
-    return decode_header_value(_headers(ctx).get(MCP_NAME_HEADER))
-
-
-def _headers(ctx: ServerRequestContext) -> Mapping[str, str]:
-    headers: Mapping[str, str] = getattr(ctx.request, "headers", {})
-    return headers

@@ -10,7 +10,7 @@ Source: MCP 2025-11-25, "Tasks".
 import asyncio
 import logging
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from datetime import timedelta
@@ -188,7 +188,7 @@ class LegacyMiddleware:
 
     def __init__(
         self,
-        mode_of: Callable[[str], TaskMode | None],
+        mode_of: Callable[[str], Awaitable[TaskMode | None]],
         tells_apart: Callable[[ServerRequestContext], bool],
         *,
         lesson: bool = False,
@@ -205,7 +205,7 @@ class LegacyMiddleware:
             return self._declare(ctx, await call_next(ctx))
         if ctx.protocol_version == LEGACY_VERSION:
             if ctx.method == "tools/list":
-                return self._with_task_support(await call_next(ctx))
+                return await self.with_task_support(await call_next(ctx))
             if ctx.method == "tools/call":
                 return await self._call_tool(ctx, call_next)
         return await call_next(ctx)
@@ -236,12 +236,13 @@ class LegacyMiddleware:
             tasks["list"] = {}
         return {**wire, "capabilities": {**wire["capabilities"], "tasks": tasks}}
 
-    def _with_task_support(self, result: HandlerResult) -> HandlerResult:
+    async def with_task_support(self, result: HandlerResult) -> HandlerResult:
+        """Say in a list of tools how each runs as a task."""
         wire = wire_of(result)
-        return {**wire, "tools": [self._tool(tool) for tool in wire["tools"]]}
+        return {**wire, "tools": [await self._tool(tool) for tool in wire["tools"]]}
 
-    def _tool(self, tool: dict[str, Any]) -> dict[str, Any]:
-        mode = self._mode_of(tool["name"])
+    async def _tool(self, tool: dict[str, Any]) -> dict[str, Any]:
+        mode = await self._mode_of(tool["name"])
         return tool if mode is None else {**tool, "execution": {"taskSupport": mode}}
 
     async def _call_tool(self, ctx: ServerRequestContext, call_next: CallNext) -> HandlerResult:
@@ -250,7 +251,7 @@ class LegacyMiddleware:
         name, asked = params.get("name"), params.pop("task", None)
         if not isinstance(name, str):
             return await call_next(ctx)
-        mode = self._mode_of(name)
+        mode = await self._mode_of(name)
         if asked is None and self._lesson:
             with _refusals():
                 asked = lesson_augmentation(params, can_be_task=mode is not None)

@@ -5,7 +5,7 @@ resolved and other extensions asked as for any call; only the request context is
 handles messages, and this is none, so it is not asked.
 """
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,11 +13,11 @@ from mcp.server.auth.middleware.auth_context import auth_context_var
 from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser
 from mcp.server.auth.provider import AccessToken
 from mcp.server.context import HandlerResult, ServerRequestContext
-from mcp.server.mcpserver import MCPServer
 from mcp.shared.exceptions import MCPError
 from mcp_types import (
     CLIENT_CAPABILITIES_META_KEY,
     CLIENT_INFO_META_KEY,
+    INTERNAL_ERROR,
     INVALID_PARAMS,
     PROTOCOL_VERSION_META_KEY,
     CallToolRequestParams,
@@ -30,6 +30,8 @@ from taskstore.adapters.mcp_v2_legacy import LegacyClient
 from taskstore.handle import TaskHandle
 from taskstore.runner import WorkError, WorkParked, WorkResult
 from taskstore.task import Claim
+
+CallTool = Callable[[ServerRequestContext, CallToolRequestParams], Awaitable[HandlerResult]]
 
 # What these say stands in fields of its own, for every protocol version.
 _ENVELOPE = frozenset({PROTOCOL_VERSION_META_KEY, CLIENT_INFO_META_KEY, CLIENT_CAPABILITIES_META_KEY})
@@ -80,15 +82,28 @@ def token_of(claim: Claim) -> AccessToken | None:
 
 
 async def run_again(
-    server: MCPServer[Any], claim: Claim, handle: TaskHandle, lifespan_context: Any, creator: LegacyClient | None
+    call_tool: CallTool,
+    claim: Claim,
+    handle: TaskHandle,
+    *,
+    lifespan_context: Any,
+    creator: LegacyClient | None,
+    needs_token: bool,
 ) -> WorkResult | WorkParked:
     """Call a claimed task's tool with the answers to its questions, or as the first time.
+
+    Args:
+        call_tool: The server's handler of tool calls.
+        needs_token: Refuse to call the tool without its caller's access token.
 
     Raises:
         WorkError: The call would have been answered with a JSON-RPC error, the client refused to answer, or an answer
             has not the shape that its question asked for.
     """
-    entry = server._lowlevel_server.get_request_handler("tools/call")
+    token = token_of(claim)
+    if needs_token and token is None:
+        problem = f"Tool {claim.task.name} needs its caller's access token, which was not kept."
+        raise WorkError(INTERNAL_ERROR, problem)
     caller: Mapping[str, Any] = claim.caller if isinstance(claim.caller, dict) else {}
     call: dict[str, JsonValue] = dict(claim.request) if isinstance(claim.request, dict) else {}
     if claim.answers or claim.state is not None:
@@ -114,13 +129,10 @@ async def run_again(
         request_id=handle.task_id,
         meta=RequestParams.model_validate(call, by_name=False).meta,
     )
-    token = token_of(claim)
     # Set in any case: what called before in this context must not lend its name.
     auth_context_var.set(None if token is None else AuthenticatedUser(token))
 
-    async def call_tool(context: ServerRequestContext) -> HandlerResult:
-        assert entry is not None, "an MCPServer always has a tools/call handler"
-        result: HandlerResult = await entry.handler(context, params)
-        return result
+    async def call_next(context: ServerRequestContext) -> HandlerResult:
+        return await call_tool(context, params)
 
-    return await run_tool(params, context, call_tool)
+    return await run_tool(params, context, call_next)

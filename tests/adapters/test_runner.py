@@ -407,7 +407,7 @@ class Again:
         self._work, self._names = work, names or ("book",)
         self.claims: list[Claim] = []
 
-    def names(self) -> tuple[str, ...]:
+    async def names(self) -> tuple[str, ...]:
         return self._names
 
     def work(self, claim: Claim) -> Work:
