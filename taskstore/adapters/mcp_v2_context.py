@@ -232,7 +232,10 @@ class _TaskChannel:
         params: Mapping[str, JsonValue] | None,
         opts: CallOptions | None = None,
     ) -> None:
-        if self.creator is not None:
+        if method == "notifications/progress":  # FastMCP reports so, and tools that send it themselves
+            said: Mapping[str, Any] = params or {}
+            await self.progress(said["progress"], said.get("total"), said.get("message"))
+        elif self.creator is not None:
             await self.creator.notify(method, params)
         else:
             logger.debug("Dropped %s: this task has no stream to a client.", method)
