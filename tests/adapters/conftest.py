@@ -12,6 +12,9 @@ import httpx2
 import mcp_types
 import pytest
 import uvicorn
+from fastmcp import FastMCP
+from fastmcp.server.auth import AccessToken as FastMCPToken
+from fastmcp.server.auth import TokenVerifier
 from mcp import Client
 from mcp.client.extension import ClaimContext, ClientExtension, NotificationBinding, ResultClaim
 from mcp.client.streamable_http import streamable_http_client
@@ -149,17 +152,19 @@ Serve = Callable[..., AbstractAsyncContextManager[str]]
 
 @asynccontextmanager
 async def _connect(
-    target: MCPServer[Any] | str,
+    target: MCPServer[Any] | FastMCP[Any] | str,
     *,
     token: str | None = None,
+    headers: Mapping[str, str] | None = None,
     declares: bool = True,
     mode: str = "2026-07-28",
     **options: Any,
 ) -> AsyncIterator[Peer]:
     async with contextlib.AsyncExitStack() as stack:
-        where: Any = target
+        where: Any = target._mcp_server if isinstance(target, FastMCP) else target
         if isinstance(target, str):
-            headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+            bearer = {} if token is None else {"Authorization": f"Bearer {token}"}
+            headers = {**(headers or {}), **bearer}
             http = await stack.enter_async_context(httpx2.AsyncClient(headers=headers))
             where = streamable_http_client(target, http_client=http)
         extension, heard = DeclaresTasks(), Heard()
@@ -185,9 +190,10 @@ class _Uvicorn(uvicorn.Server):
 
 
 @asynccontextmanager
-async def _serve(server: MCPServer[Any], **options: Any) -> AsyncIterator[str]:
+async def _serve(server: MCPServer[Any] | FastMCP[Any], **options: Any) -> AsyncIterator[str]:
     listener = socket.create_server(("127.0.0.1", 0))
-    uvicorn_server = _Uvicorn(uvicorn.Config(server.streamable_http_app(**options), log_level="warning", lifespan="on"))
+    make_app = server.http_app if isinstance(server, FastMCP) else server.streamable_http_app
+    uvicorn_server = _Uvicorn(uvicorn.Config(make_app(**options), log_level="warning", lifespan="on"))
     serving = asyncio.create_task(uvicorn_server.serve(sockets=[listener]))
     listening = asyncio.create_task(uvicorn_server.listening.wait())
     await asyncio.wait({serving, listening}, return_when=asyncio.FIRST_COMPLETED)
@@ -272,6 +278,22 @@ def authorization() -> dict[str, Any]:
         issuer_url=AnyHttpUrl("https://issuer.example"), resource_server_url=url, validate_token_resource=False
     )
     return {"auth": settings, "token_verifier": Tokens()}
+
+
+class FastMCPTokens(TokenVerifier):
+    """The same for FastMCP; it leaves the subject to the claims, as verifiers may."""
+
+    async def verify_token(self, token: str) -> FastMCPToken | None:
+        if token.startswith("nobody"):
+            return None
+        claims = {"iss": "https://issuer.example", "sub": token}
+        return FastMCPToken(token=token, client_id="app", scopes=[], claims=claims)
+
+
+@pytest.fixture
+def fastmcp_authorization() -> dict[str, Any]:
+    """Keywords that make a ``FastMCP`` server demand a bearer token, which is the user's name."""
+    return {"auth": FastMCPTokens()}
 
 
 @contextlib.contextmanager

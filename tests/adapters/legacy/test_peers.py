@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from benchmarks.environments import PeerUnavailableError, python_of
-from tests.adapters.legacy.peers.server import make_server
+from tests.adapters.legacy.peers import fastmcp_server, server
 from tests.npm import NodeUnavailableError, find_node, install
 
 PEERS = Path(__file__).with_name("peers")
@@ -41,6 +41,9 @@ EXPECTED: dict[str, Any] = {
 }
 
 Play = Callable[[dict[str, Any]], Any]
+
+# The server under test, on each SDK that it can stand on.
+each_server = pytest.mark.parametrize("module", [server, fastmcp_server], ids=["sdk", "fastmcp"])
 
 
 @pytest.fixture(scope="module", params=["python", "typescript"])
@@ -77,30 +80,35 @@ def play(command: list[str]) -> Play:
     return run
 
 
-async def test_an_official_client_is_served_over_stdio(database_url: str, play: Play) -> None:
+@each_server
+async def test_an_official_client_is_served_over_stdio(database_url: str, play: Play, module: Any) -> None:
     """The local user's client: it can be told apart, so it has a list."""
-    seen = await play({"command": sys.executable, "args": [str(PEERS / "server.py"), database_url]})
+    seen = await play({"command": sys.executable, "args": [str(module.__file__), database_url]})
 
     assert seen == EXPECTED
 
 
+@each_server
 @pytest.mark.filterwarnings("ignore:The sampling capability is deprecated")
 async def test_an_official_client_is_served_over_http(
-    database_url: str, play: Play, serve: Any, authorization: dict[str, Any]
+    request: pytest.FixtureRequest, database_url: str, play: Play, serve: Any, module: Any
 ) -> None:
     """With a token, as most servers on a network are used."""
-    async with serve(make_server(database_url, **authorization)) as url:
+    options = request.getfixturevalue("authorization" if module is server else "fastmcp_authorization")
+
+    async with serve(module.make_server(database_url, **options)) as url:
         seen = await play({"url": url, "token": "alice"})
 
     assert seen == EXPECTED
 
 
+@each_server
 @pytest.mark.filterwarnings("ignore:The sampling capability is deprecated")
 async def test_an_official_client_is_served_over_http_without_authorization(
-    database_url: str, play: Play, serve: Any
+    database_url: str, play: Play, serve: Any, module: Any
 ) -> None:
     """Nobody can be told apart there: all is the same, but there is no list (T25-45)."""
-    async with serve(make_server(database_url)) as url:
+    async with serve(module.make_server(database_url)) as url:
         seen = await play({"url": url})
 
     assert seen == {**EXPECTED, "declared": ["cancel", "requests"], "listed": -32601}
