@@ -6,12 +6,21 @@ with ``--port 0`` the system chooses one.
 
 import argparse
 import socket
+from collections.abc import Callable
 
 import anyio
 import uvicorn
 from mcp.server.mcpserver import Context, MCPServer
 from mcp.shared.exceptions import MCPError
-from mcp_types import INTERNAL_ERROR, ElicitRequest, ElicitRequestFormParams, ElicitResult, InputRequiredResult
+from mcp_types import (
+    INTERNAL_ERROR,
+    ElicitRequest,
+    ElicitRequestFormParams,
+    ElicitResult,
+    InputRequiredResult,
+    InputResponses,
+)
+from starlette.applications import Starlette
 
 from taskstore.adapters.mcp_v2 import TasksExtension
 
@@ -45,7 +54,7 @@ def make_server(url: str) -> MCPServer:
     @server.tool()
     @tasks.task()
     async def confirm_delete(filename: str, ctx: Context) -> str | InputRequiredResult:
-        confirmed = answers(ctx).get("confirm")
+        confirmed = answers(ctx.input_responses).get("confirm")
         if confirmed is None:
             return ask({"confirm": (f"Delete {filename}?", "confirm", "boolean")})
         return f"deleted {filename}" if (confirmed.content or {}).get("confirm") else f"kept {filename}"
@@ -53,7 +62,7 @@ def make_server(url: str) -> MCPServer:
     @server.tool()
     @tasks.task()
     async def multi_input(ctx: Context) -> str | InputRequiredResult:
-        given = answers(ctx)
+        given = answers(ctx.input_responses)
         if not given:
             return ask({"first": ("Your first name?", "name", "string"), "last": ("Your last name?", "name", "string")})
         return " ".join(str((given[key].content or {}).get("name")) for key in ("first", "last"))
@@ -61,7 +70,7 @@ def make_server(url: str) -> MCPServer:
     @server.tool()
     @tasks.task(mode="required", input_first=True)
     async def test_tool_with_task(ctx: Context) -> str | InputRequiredResult:
-        named = answers(ctx).get("user_name")
+        named = answers(ctx.input_responses).get("user_name")
         if named is None:
             return ask({"user_name": ("Your name?", "name", "string")})
         return f"Task completed for {(named.content or {}).get('name')}"
@@ -78,9 +87,9 @@ def ask(questions: dict[str, tuple[str, str, str]]) -> InputRequiredResult:
     return InputRequiredResult(input_requests=requests)
 
 
-def answers(ctx: Context) -> dict[str, ElicitResult]:
+def answers(responses: InputResponses | None) -> dict[str, ElicitResult]:
     """Return the answers to the questions of the call before."""
-    return {key: each for key, each in (ctx.input_responses or {}).items() if isinstance(each, ElicitResult)}
+    return {key: each for key, each in (responses or {}).items() if isinstance(each, ElicitResult)}
 
 
 class _AnnouncedServer(uvicorn.Server):
@@ -89,15 +98,20 @@ class _AnnouncedServer(uvicorn.Server):
         print(self.servers[0].sockets[0].getsockname()[1], flush=True)
 
 
-def main() -> None:
+def make_app(url: str) -> Starlette:
+    """Make the ASGI application."""
+    return make_server(url).streamable_http_app()
+
+
+def run(make_app: Callable[[str], Starlette]) -> None:
     """Serve until interrupted."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--url", required=True)
     arguments = parser.parse_args()
-    app = make_server(arguments.url).streamable_http_app()
+    app = make_app(arguments.url)
     _AnnouncedServer(uvicorn.Config(app, host="127.0.0.1", port=arguments.port, log_level="warning")).run()
 
 
 if __name__ == "__main__":
-    main()
+    run(make_app)

@@ -14,7 +14,7 @@ from tests.npm import NodeUnavailableError, find_node, install
 
 VERSION = "0.2.0-alpha.12"
 TIMEOUT_SECONDS = 120
-SERVER = Path(__file__).with_name("server.py")
+SERVERS = {"sdk": "server.py", "fastmcp": "fastmcp_server.py"}
 
 # Per scenario how many checks it makes: 44 in all, in this version.
 SCENARIOS = {
@@ -33,23 +33,29 @@ SKIPPED_BY_THE_SUITE = "tasks-status-notifications"
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
-def test_every_scenario_passes(suite: list[str], database_url: str, tmp_path: Path, scenario: str) -> None:
+@pytest.mark.parametrize("server", SERVERS)
+def test_every_scenario_passes(suite: list[str], database_url: str, tmp_path: Path, server: str, scenario: str) -> None:
     """The suite is written by the authors of the specification and knows nothing of us."""
-    checks = run_scenario(suite, database_url, tmp_path, scenario)
+    checks = run_scenario(suite, server, database_url, tmp_path, scenario)
 
     assert [status for _, status in checks if status != "INFO"] == ["SUCCESS"] * SCENARIOS[scenario], checks
 
 
-def test_status_notifications_are_skipped_by_the_suite(suite: list[str], database_url: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("server", SERVERS)
+def test_status_notifications_are_skipped_by_the_suite(
+    suite: list[str], database_url: str, tmp_path: Path, server: str
+) -> None:
     """When a new version of the suite no longer skips it, this fails, and it belongs to the others."""
-    checks = run_scenario(suite, database_url, tmp_path, SKIPPED_BY_THE_SUITE)
+    checks = run_scenario(suite, server, database_url, tmp_path, SKIPPED_BY_THE_SUITE)
 
     assert checks == [(SKIPPED_BY_THE_SUITE, "SKIPPED")]
 
 
-def run_scenario(suite: list[str], database_url: str, folder: Path, scenario: str) -> list[tuple[str, str]]:
+def run_scenario(
+    suite: list[str], server: str, database_url: str, folder: Path, scenario: str
+) -> list[tuple[str, str]]:
     """Run one scenario; return id and status of each of its checks."""
-    with serving(database_url) as url:
+    with serving(SERVERS[server], database_url) as url:
         run = subprocess.run(
             [*suite, "server", "--url", url, "--scenario", scenario, "--output-dir", str(folder / "out")],
             check=False,
@@ -63,10 +69,11 @@ def run_scenario(suite: list[str], database_url: str, folder: Path, scenario: st
 
 
 @contextmanager
-def serving(database_url: str) -> Iterator[str]:
+def serving(script: str, database_url: str) -> Iterator[str]:
     """Run the server as a process of its own; yield its URL."""
-    command = [sys.executable, str(SERVER), "--port", "0", "--url", database_url]
-    path = os.pathsep.join(filter(None, [str(SERVER.parents[2]), os.environ.get("PYTHONPATH")]))
+    server = Path(__file__).with_name(script)
+    command = [sys.executable, str(server), "--port", "0", "--url", database_url]
+    path = os.pathsep.join(filter(None, [str(server.parents[2]), os.environ.get("PYTHONPATH")]))
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": path}
     ) as process:
