@@ -10,6 +10,7 @@
     ├── LeaseLostError             this handle may not write the task any more
     ├── NotFinishedError           the task has no outcome yet
     ├── IdempotencyConflictError   the idempotency key was used for another request
+    ├── TaskExistsError            a task to be imported has the id of another one
     ├── LimitExceededError         the auth context has, or asks, too much
     ├── InvalidCursorError         a page cursor that this store did not issue for this listing
     ├── PayloadError               a value that cannot be stored; names the path of the value
@@ -79,6 +80,14 @@ class IdempotencyConflictError(TaskStoreError):
         super().__init__(
             f"The idempotency key belongs to task {shorten(task_id)}, created for another request; use a new key."
         )
+        self.task_id = task_id
+
+
+class TaskExistsError(TaskStoreError):
+    """A task to be imported has the id of another one: somebody else's, or one that began or ended otherwise."""
+
+    def __init__(self, task_id: str) -> None:
+        super().__init__(f"There is another task with the id {shorten(task_id)}; it stays as it is.")
         self.task_id = task_id
 
 

@@ -23,6 +23,7 @@ from taskstore.errors import (
     LeaseLostError,
     LimitExceededError,
     NotFinishedError,
+    TaskExistsError,
     TaskExpiredError,
     TaskFinishedError,
     TaskNotFoundError,
@@ -398,7 +399,8 @@ def list_tasks(
     """Read tasks newest first: one auth context's, or the whole store's for the operator.
 
     Args:
-        filters: ``status`` and ``session_digest``, for the operator ``name`` and ``server`` too; None is any.
+        filters: ``status`` and ``session_digest``, for the operator ``owner`` (an auth key), ``name`` and ``server``
+            too; None is any.
         before: Creation instant and id of the last task of the page before.
         limit: Most tasks to return.
     """
@@ -656,6 +658,48 @@ def _refusal(
         return task
     error = TaskFinishedError if task.is_finished else IllegalTransitionError
     return Refused(error(task, requested))
+
+
+# --- what the operator may do besides
+
+
+def import_task(transaction: Transaction, values: Params, outcome: Outcome | None, *, call: Call) -> Task | Refused:
+    """Insert a task as it was kept elsewhere, or find it.
+
+    A live one fails with CRASH_RECOVERY: no process runs it, and what another run would need is not there.
+
+    Args:
+        values: Every column of the new row.
+        outcome: What a finished task came to; None for a live one.
+    """
+    task_id = values["task_id"]
+    transaction.lock(f"import {task_id}")  # who comes second must find it, not fail on the primary key
+    known = transaction.row(statements.ANYBODYS, {"task_id": task_id})
+    if known is not None:
+        same = all(known[name] == values[name] for name in ("auth_key", "created_at"))
+        if outcome is not None and same:
+            same = known["status"] == values["status"] and _outcome_of(known, call) == outcome
+        return task_of(known, call, existing=True) if same else Refused(TaskExistsError(str(task_id)))
+    change = statements.IMPORT
+    if outcome is None:
+        change, values = statements.IMPORT_ORPHAN, {**values, **_orphaned(dict(values), call)}
+    row = transaction.change(change, {**call.params, **values})
+    assert row is not None, "an INSERT returns its row or fails"
+    return task_of(row, call)
+
+
+def _orphaned(values: Row, call: Call) -> Row:
+    """Change the columns of a live task that no process runs as recovery changes them in its place."""
+    counted = {"attempt": values["attempt"] + 1, "crashes": values["crashes"] + 1, "version": values["version"] + 1}
+    why = "it was live where it was imported from, and no process runs it any more"
+    changed: Row = _verdict(values | counted, call, ReasonCode.CRASH_RECOVERY, why)
+    changed |= {"previous_status": values["status"], "status": TaskStatus.FAILED.value, **counted}
+    changed |= {"last_updated_at": call.now, "finished_at": call.now}
+    if values["ttl_ms"] is not None:
+        retained = call.now - values["created_at"] + call.rules.min_retention_ms
+        changed["ttl_ms"] = max(values["ttl_ms"], retained)
+        changed["expires_at"] = values["created_at"] + changed["ttl_ms"]
+    return changed
 
 
 # --- upkeep

@@ -196,6 +196,8 @@ CREATE = _change(
     EventKind.CREATED,
     insert(tasks).values({column.name: bindparam(column.name, type_=column.type) for column in tasks.c}),
 )
+IMPORT = _change(EventKind.IMPORTED, CREATE.bare)
+IMPORT_ORPHAN = _change(EventKind.IMPORTED, CREATE.bare, ReasonCode.CRASH_RECOVERY)
 COMPLETE = _change(
     EventKind.COMPLETED,
     _finish(
@@ -311,6 +313,7 @@ GET = select(*TASK_COLUMNS).where(_THIS, _OWN, _NOT_EXPIRED)
 GET_WITH_OUTCOME = select(*TASK_COLUMNS, tasks.c.result, tasks.c.error).where(_THIS, _OWN, _NOT_EXPIRED)
 OPERATOR_GET = select(*TASK_COLUMNS).where(_THIS, _NOT_EXPIRED)
 OPERATOR_GET_WITH_OUTCOME = select(*TASK_COLUMNS, tasks.c.result, tasks.c.error).where(_THIS, _NOT_EXPIRED)
+ANYBODYS = select(*TASK_COLUMNS, tasks.c.result, tasks.c.error).where(_THIS)
 IDEMPOTENT = select(*TASK_COLUMNS).where(_OWN, _KEYED, _NOT_EXPIRED)
 FREE_KEY = update(tasks).where(_OWN, _KEYED, ~_NOT_EXPIRED).values(idempotency_digest=null())
 # Under an earlier binding secret the same auth context has another key.
@@ -363,6 +366,7 @@ OPERATOR_LIST = (
         tasks.c.task_id < _text("before_id"),
         _NOT_EXPIRED,
         _WITH_STATUS,
+        _filtered(tasks.c.auth_key, "owner"),
         _filtered(tasks.c.name, "name"),
         _filtered(tasks.c.server, "server"),
         _filtered(tasks.c.session_digest, "session_digest"),

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import logging
+import re
 import secrets
 import threading
 from collections import Counter
@@ -669,11 +670,17 @@ class OperatorView:
         name: str | None = None,
         server: str | None = None,
         session_id: str | None = None,
+        owner: AuthContext | None | Default = DEFAULT,
         cursor: str | None = None,
         limit: int = 100,
     ) -> TaskPage:
-        """List every task, newest first; arguments and errors are those of ``TaskStore.list_tasks``."""
+        """List every task, newest first; arguments and errors are those of ``TaskStore.list_tasks``.
+
+        Args:
+            owner: Only the tasks of this auth context; None: only those that have none.
+        """
         filters = {
+            "owner": None if isinstance(owner, Default) else self._parts.binding.auth_key(owner),
             "status": None if status is None else TaskStatus(status),
             "name": None if name is None else payload.check_text(name, "$.name"),
             "server": None if server is None else payload.check_text(server, "$.server"),
@@ -704,6 +711,33 @@ class OperatorView:
             TaskFinishedError: The task is finished already; carries the record that stands.
         """
         return await _cancel_task(self._parts, task_id, self._parts.operator_call())
+
+    async def import_task(self, details: TaskDetails, *, owner: AuthContext | None) -> Task:
+        """Take over a task that was kept elsewhere, with its id, its times, its status and its outcome.
+
+        One that is still live fails with CRASH_RECOVERY: no process runs it, and its record lacks what another run
+        would need; open questions are left behind with it.
+
+        Args:
+            owner: Whose it is from now on.
+
+        Returns:
+            The task as it is stored; ``existing`` when it was there already, which can be repeated.
+
+        Raises:
+            ValueError: The record contradicts itself, or its id can be none of ours.
+            TaskExistsError: The id is that of another task.
+            PayloadError: The outcome or a text cannot be stored.
+        """
+        parts = self._parts
+        call = parts.operator_call()
+        values = _imported(parts, details)
+        values["auth_key"] = parts.binding.auth_key(owner)
+        unit = partial(operations.import_task, values=values, outcome=details.outcome, call=call)
+        task = await parts.write_unit(unit, call)
+        if not task.existing:
+            audit.info("imported %s for %s", shorten(task.task_id), values["auth_key"][:12] or "no auth context")
+        return task
 
     async def rotate_keys(self) -> RotationReport:
         """Seal every payload under the first of ``StoreOptions.keys``; servers may work on meanwhile.
@@ -856,6 +890,72 @@ async def _list_tasks(
     return TaskPage(tasks=tasks, next_cursor=parts.binding.seal_cursor(position, scope))
 
 
+def _imported(parts: _Parts, details: TaskDetails) -> Row:
+    """Make the row of a task that was kept elsewhere, but for whose it is.
+
+    Raises:
+        ValueError: The record contradicts itself, or its id can be none of ours.
+        PayloadError: The outcome or a text cannot be stored.
+    """
+    task, outcome = details.task, details.outcome
+    if not re.fullmatch(f"[A-Za-z0-9._-]{{1,{_LONGEST_ID}}}", task.task_id):
+        raise ValueError(f"A task id has 1 to {_LONGEST_ID} letters, digits and characters of ._-, not others.")
+    _check_outcome(task, outcome)
+    stored: Row = {}
+    for column, value in (
+        ("status_message", task.status_message),
+        ("result", outcome.result if outcome is not None and task.status is TaskStatus.COMPLETED else None),
+        ("error", None if outcome is None else outcome.error),
+    ):
+        if value is not None or (column == "result" and task.status is TaskStatus.COMPLETED):
+            encoded = parts.rules.encode(value, f"$.{column}")
+            stored[column] = parts.rules.cipher.seal(encoded, "tasks", column, task.task_id)
+    created_at, updated_at = operations.milliseconds(task.created_at), operations.milliseconds(task.last_updated_at)
+    ttl_ms = None if task.ttl is None else _span_ms("ttl", task.ttl)
+    owner_kind = task.owner_kind if task.is_finished else OwnerKind.INSTANCE
+    return (
+        _EMPTY_ROW
+        | {
+            "task_id": task.task_id,
+            "server": payload.check_text(task.server, "$.server"),
+            "method": payload.check_text(task.method, "$.method"),
+            "name": None if task.name is None else payload.check_text(task.name, "$.name"),
+            "status": task.status.value,
+            "is_error": task.is_error,
+            "progress": task.progress,
+            "progress_total": task.progress_total,
+            "created_at": created_at,
+            "last_updated_at": updated_at,
+            "finished_at": None if task.finished_at is None else operations.milliseconds(task.finished_at),
+            "ttl_ms": ttl_ms,
+            "expires_at": None if ttl_ms is None else created_at + ttl_ms,
+            "poll_interval_ms": None if task.poll_interval is None else _span_ms("poll_interval", task.poll_interval),
+            "owner_kind": owner_kind.value,
+            "instance_id": "" if owner_kind is OwnerKind.INSTANCE else None,  # no process of ours
+            "attempt": task.attempt,
+            "crashes": task.crashes,
+            "version": task.version,
+            "cancel_requested_at": updated_at if task.cancel_requested else None,
+            **_policy(OnCrash.FAIL, None),
+        }
+        | stored
+    )
+
+
+def _check_outcome(task: Task, outcome: Outcome | None) -> None:
+    """Let only such an outcome through as a task of this status can have."""
+    if task.is_finished != (task.finished_at is not None) or task.is_finished != (outcome is not None):
+        raise ValueError(f"A task that is {task.status} has {'' if task.is_finished else 'no '}outcome and finish.")
+    if outcome is None:
+        return
+    error = outcome.error
+    is_error = isinstance(error, dict) and isinstance(error.get("code"), int) and isinstance(error.get("message"), str)
+    if (task.status is TaskStatus.FAILED) != is_error or (error is not None and not is_error):
+        raise ValueError("A failed task, and only it, has an error: an object with code and message.")
+    if outcome.result is not None and task.status is not TaskStatus.COMPLETED:
+        raise ValueError(f"A task that is {task.status} has no result.")
+
+
 def _position(binding: Binding, cursor: str, scope: str) -> tuple[int, str]:
     position = binding.open_cursor(cursor, scope)
     if position is None:
@@ -936,7 +1036,7 @@ def _whose(call: Call) -> str:
 # --- opening
 
 
-def _open(url: str, options: StoreOptions, *, observer: bool = False) -> _Parts:
+def _open(url: str, options: StoreOptions, *, observer: bool = False, binds: bool = False) -> _Parts:
     """Compose a store. An observer reads and decides, but is no instance: it runs nothing and migrates nothing."""
     database = Database(
         url,
@@ -951,7 +1051,7 @@ def _open(url: str, options: StoreOptions, *, observer: bool = False) -> _Parts:
         if may_migrate and not observer and migrate.needs_upgrade(database):
             migrate.upgrade_database(database)
         migrate.check(database)
-        parts = _Parts(database, options, observer=observer)
+        parts = _Parts(database, options, observer=observer and not binds)
         if not observer:
             parts.start()
     except BaseException:
@@ -967,9 +1067,15 @@ def _close_unwanted(opening: "asyncio.Future[_Parts]") -> None:
 
 
 @asynccontextmanager
-async def open_observer(url: str, *, options: StoreOptions | None = None) -> AsyncIterator[TaskStore]:
-    """Open a store to look at it and to operate it, beside the servers that use it; it leaves no trace."""
-    parts = await asyncio.to_thread(partial(_open, url, options or StoreOptions(), observer=True))
+async def open_observer(
+    url: str, *, options: StoreOptions | None = None, binds: bool = False
+) -> AsyncIterator[TaskStore]:
+    """Open a store to look at it and to operate it, beside the servers that use it; it leaves no trace.
+
+    Args:
+        binds: Whether tasks will be bound, for which the secret must be settled if no server has done it yet.
+    """
+    parts = await asyncio.to_thread(partial(_open, url, options or StoreOptions(), observer=True, binds=binds))
     try:
         yield TaskStore(parts)
     finally:

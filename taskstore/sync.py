@@ -283,12 +283,13 @@ class SyncOperatorView:
         name: str | None = None,
         server: str | None = None,
         session_id: str | None = None,
+        owner: AuthContext | None | Default = DEFAULT,
         cursor: str | None = None,
         limit: int = 100,
     ) -> TaskPage:
         """See ``OperatorView.list_tasks``."""
         listing = self._operator.list_tasks(
-            status=status, name=name, server=server, session_id=session_id, cursor=cursor, limit=limit
+            status=status, name=name, server=server, session_id=session_id, owner=owner, cursor=cursor, limit=limit
         )
         return self._loop.run(listing)
 
@@ -303,6 +304,10 @@ class SyncOperatorView:
     def cancel_task(self, task_id: str) -> Task:
         """See ``OperatorView.cancel_task``."""
         return self._loop.run(self._operator.cancel_task(task_id))
+
+    def import_task(self, details: TaskDetails, *, owner: AuthContext | None) -> Task:
+        """See ``OperatorView.import_task``."""
+        return self._loop.run(self._operator.import_task(details, owner=owner))
 
     def rotate_keys(self) -> RotationReport:
         """See ``OperatorView.rotate_keys``."""

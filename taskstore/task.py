@@ -80,6 +80,7 @@ class EventKind(StrEnum):
     CANCELLED = "cancelled"
     RECOVERED = "recovered"
     EXPIRED = "expired"
+    IMPORTED = "imported"  # it was kept elsewhere until then
 
 
 class ReasonCode(StrEnum):

@@ -11,7 +11,8 @@ def main() -> None:
     if any(find_spec(name) is None for name in ("typer", "rich")):
         sys.stderr.write("The taskstore command needs typer and rich: pip install 'taskstore[cli]'\n")
         sys.exit(EXIT_USAGE)
-    import taskstore.cli.keys  # noqa: F401  registers its commands
+    import taskstore.cli.directory
+    import taskstore.cli.keys  # noqa: F401  both register their commands
     from taskstore.cli.commands import run
 
     run()

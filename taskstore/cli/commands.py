@@ -399,7 +399,7 @@ def _complete(database: Database, target: Target, beginning: str) -> str:
     unit = partial(
         operations.list_tasks,
         call=Call(None, SYSTEM.now(), rules=target.options().rules()),
-        filters=dict.fromkeys(("status", "name", "server", "session_digest")),
+        filters=dict.fromkeys(("status", "owner", "name", "server", "session_digest")),
         before=(0, beginning + "~"),
         limit=2,
     )

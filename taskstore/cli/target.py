@@ -119,8 +119,11 @@ class Target:
             migrate.check(database)
             yield database
 
-    def ask(self, question: Callable[[TaskStore], Awaitable[T]]) -> T:
+    def ask(self, question: Callable[[TaskStore], Awaitable[T]], *, binds: bool = False) -> T:
         """Ask a store that is opened for this one question.
+
+        Args:
+            binds: Whether the question binds tasks to an auth context.
 
         Raises:
             DatabaseUnavailableError: The database is missing, or cannot be opened or reached.
@@ -133,7 +136,8 @@ class Target:
         async def open_and_ask() -> T:
             async with AsyncExitStack() as stack:
                 with _usage():
-                    store = await stack.enter_async_context(open_observer(self.url, options=self.options()))
+                    opening = open_observer(self.url, options=self.options(), binds=binds)
+                    store = await stack.enter_async_context(opening)
                 return await question(store)
 
         return asyncio.run(open_and_ask())

@@ -158,7 +158,7 @@ def test_the_help_teaches(run: Any) -> None:
     assert whole.code == 0
     for expected in ("Exit codes", "TASKSTORE_BINDING_SECRET"):
         assert expected in whole.out
-    for command in ("migrate", "check", "recover", "sweep", "ls", "show", "demo"):
+    for command in ("migrate", "check", "recover", "sweep", "ls", "show", "demo", "import-dir", "export-dir"):
         assert f"taskstore {command}" in run(command, "--help").out
 
 
