@@ -6,7 +6,7 @@ domain error. The caller hears of it only after COMMIT.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from datetime import UTC, datetime, timedelta
 from typing import Any, Protocol
 
@@ -142,13 +142,13 @@ class Rules:
         cipher: Seals payloads, and opens them.
     """
 
-    lease_ms: int = 30_000
-    min_retention_ms: int = 900_000
-    strict: bool = False
-    tombstones: bool = False
-    repair: bool = False
-    limits: Limits = Limits()
-    cipher: Cipher = field(default_factory=Cipher)
+    lease_ms: int
+    min_retention_ms: int
+    strict: bool
+    tombstones: bool
+    repair: bool
+    limits: Limits
+    cipher: Cipher
 
     def encode(self, value: JsonValue | Mapping[str, JsonValue], what: str) -> bytes:
         """Encode a payload; see ``payload.encode``.
@@ -172,8 +172,8 @@ class Call:
 
     auth_key: str | None
     now: int
-    writer: str = ""
-    rules: Rules = Rules()
+    writer: str
+    rules: Rules
 
     @property
     def params(self) -> dict[str, object]:

@@ -398,7 +398,7 @@ def _complete(database: Database, target: Target, beginning: str) -> str:
     # first, and if it is not the only one, the other comes next.
     unit = partial(
         operations.list_tasks,
-        call=Call(None, SYSTEM.now(), rules=target.options().rules()),
+        call=Call(None, SYSTEM.now(), "", target.options().rules()),
         filters=dict.fromkeys(("status", "owner", "name", "server", "session_digest")),
         before=(0, beginning + "~"),
         limit=2,

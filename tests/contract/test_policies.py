@@ -68,7 +68,9 @@ async def test_a_task_to_be_retried_waits_for_a_runner_and_is_claimed_once(store
 
     assert (report.recovered, report.queued) == ((task.task_id,), (task.task_id,))
     assert (queued.status, queued.owner_kind, queued.crashes) == (TaskStatus.WORKING, OwnerKind.QUEUED, 1)
-    assert str(queued.status_message).startswith("CRASH_RECOVERY: ")
+    assert queued.status_message == (
+        "CRASH_RECOVERY: the server process that ran this task died before it finished; it waits to be run again."
+    )
     assert again is None
     assert (claim.request, claim.caller, claim.state, claim.answers) == (
         {"path": "/a"},
@@ -123,7 +125,10 @@ async def test_a_tool_that_kills_its_process_again_and_again_is_failed_with_its_
         "crashes": 3,
         "retrySafe": True,
     }
-    assert "so did 2 before it" in error["message"]
+    assert error["message"] == (
+        "CRASH_RECOVERY: the server process that ran this task died before it finished; so did 2 before it, and it is "
+        "not run again."
+    )
     assert await last.claim_task(["poison"]) is None
 
 
@@ -158,6 +163,9 @@ async def test_a_handle_can_hand_its_task_over_by_itself(store):
     requeued, failed = [await store.handle(task).hand_over() for task in (kept, lost)]
 
     assert (requeued.status, requeued.owner_kind) == (TaskStatus.WORKING, OwnerKind.QUEUED)
+    assert requeued.status_message == (
+        "SERVER_STOPPED: the server process that ran this task stopped before it finished; it waits to be run again."
+    )
     assert failed.status is TaskStatus.FAILED
     assert (await error_of(store, lost))["data"]["reason"] == "SERVER_STOPPED"
     with pytest.raises(LeaseLostError):
@@ -293,9 +301,23 @@ async def test_a_requestor_who_agrees_has_the_task_run_again(store, peer, crash)
 
     assert report.asked == (task.task_id,)
     assert (details.task.status, details.task.owner_kind) == (TaskStatus.INPUT_REQUIRED, OwnerKind.PARKED)
+    assert details.task.status_message == (
+        "CRASH_RECOVERY: the server process that ran this task died before it finished; it waits to hear whether to "
+        "run again."
+    )
     (question,) = details.input_requests.values()
-    assert question["method"] == "elicitation/create"
-    assert question["params"]["message"] == "The server stopped at 62% of send. Run it again?"
+    assert question == {
+        "method": "elicitation/create",
+        "params": {
+            "mode": "form",
+            "message": "The server stopped at 62% of send. Run it again?",
+            "requestedSchema": {
+                "type": "object",
+                "properties": {"again": {"type": "boolean", "title": "Run it again", "default": True}},
+                "required": ["again"],
+            },
+        },
+    }
     assert (answered.status, answered.owner_kind) == (TaskStatus.WORKING, OwnerKind.QUEUED)
     assert (await peer.claim_task(["send"])).task.task_id == task.task_id
 
@@ -321,8 +343,20 @@ async def test_any_other_answer_fails_the_task(store, peer, crash, answer):
 
     failed = await answer_all(peer, task, answer)
 
-    assert failed.status is TaskStatus.FAILED
-    assert (await error_of(peer, task))["data"]["reason"] == "CRASH_RECOVERY"
+    assert (failed.status, failed.crashes) == (TaskStatus.FAILED, 1)
+    assert await error_of(peer, task) == {
+        "code": -32603,
+        "message": "CRASH_RECOVERY: the server process that ran this task is gone, and its requestor did not want it "
+        "run again.",
+        "data": {
+            "reason": "CRASH_RECOVERY",
+            "progress": None,
+            "total": None,
+            "attempt": 2,
+            "crashes": 1,
+            "retrySafe": False,
+        },
+    }
     assert await peer.claim_task(["pay"]) is None
 
 

@@ -4,9 +4,19 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from taskstore import AuthContext
-from taskstore.binding import Binding, _derive, new_task_id, shorten
+from taskstore.binding import Binding, _derive, new_instance_id, new_task_id, notice, shorten
 
 SECRET = bytes(range(32))
+GOLDEN = {
+    "auth key": "2003fa28e85d545528d23dde3075ea350127c17a908b45b902ec4c42686ee89a",
+    "session": "93749aea72c970012e78b12e93e673538f2c5cf779d503071013b6ca732a1fe4",
+    "outcome": "a6c9942a416b28ea82fdc756b684fc32499dc07f56275f864f9c6c714b4e25d8",
+    "idempotency": "46c28b30a7414f88664b22c01be2bde8c8696ba89546eb7ba4ddc0ef7949d3e8",
+    "request": "22051c3132c4ea47cc30628b1eb6649556f9eca8b48088cadc9ab33c80e4265d",
+    "fingerprint": "5ee6ca04f4fecbde12bd8d299792717642643167639b25602834c83848e36e1c",
+    "cursor": "Qz_YibcJpa-BR6QRRlTd_DE3IHRza19h",
+    "notice": "11b40912bac82e58519af8ce0c2e556b",
+}
 
 
 def test_keys_are_derived_by_the_hkdf_of_rfc_5869():
@@ -68,3 +78,32 @@ def test_a_shortened_id_is_useless_to_whoever_reads_the_log():
     assert task_id.startswith(shown.rstrip("…"))
     assert len(shown) < 20
     assert "\n" not in shorten("a\nb" * 20)
+
+
+def test_digests_are_what_they_were_in_the_first_version():
+    """They lie in databases: if one of them changed, nobody would find a task, a key or a page any more."""
+    binding, auth = Binding(SECRET), AuthContext(issuer="i", subject="s", client_id="c", tenant="t")
+
+    made = {
+        "auth key": binding.auth_key(auth),
+        "session": binding.session_digest("session"),
+        "outcome": binding.outcome_digest("completed", b"result", None),
+        "idempotency": binding.idempotency_digest("auth key", "key"),
+        "request": binding.request_digest("tools/call", "report", b"{}"),
+        "fingerprint": binding.fingerprint,
+        "cursor": binding.seal_cursor("17 tsk_a", "scope"),
+        "notice": notice("tsk_a"),
+    }
+
+    assert made == GOLDEN
+
+
+def test_ids_are_of_the_length_and_in_the_order_that_they_promise():
+    """40 bytes of a task id leave no padding, of which 34 are random; an instance id holds 128 random bits."""
+    earlier, later = new_task_id(1_767_225_600_000), new_task_id(1_767_225_600_001)
+
+    assert earlier[:4] == later[:4] == "tsk_"
+    assert earlier < later
+    assert len(new_instance_id()) == len("ins_") + 32
+    assert new_instance_id().startswith("ins_")
+    assert (shorten("x" * 18), shorten("x" * 19)) == ("x" * 18, "x" * 18 + "…")

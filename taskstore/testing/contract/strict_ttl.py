@@ -43,6 +43,7 @@ async def check_ended(
     assert details.outcome is not None
     assert isinstance(details.outcome.error, dict)
     assert details.outcome.error["data"] == {"reason": reason}
+    assert details.task.crashes == 0
     last = (await store.list_events(task.task_id, auth=ALICE))[-1]
     assert (last.kind, last.reason, last.to_status) == (EventKind.EXPIRED, reason, TaskStatus.FAILED)
 
