@@ -11,7 +11,7 @@ from typing import Any
 
 import anyio
 import pytest
-from fastmcp import Context, FastMCP
+from fastmcp import Client, Context, FastMCP
 from fastmcp.dependencies import CurrentFastMCP, Depends, Progress
 from fastmcp.exceptions import ToolError
 from fastmcp.server import create_proxy
@@ -24,6 +24,7 @@ from pydantic import BaseModel
 
 from taskstore import AuthContext, OnCrash, StoreOptions, TaskStatus, TaskStore
 from taskstore.adapters.fastmcp import CurrentTask, RunningTask, TaskConfig, TasksExtension
+from taskstore.adapters.mcp_v2 import TasksClient
 
 WaitFor = Callable[..., Awaitable[Any]]
 AT_ONCE = timedelta(0)
@@ -621,3 +622,20 @@ async def test_a_server_may_be_served_again(server: FastMCP, tasks: TasksExtensi
         polled = await peer.get(task_id)
 
     assert text_of(polled) == "done"
+
+
+async def test_fastmcps_own_client_waits_for_a_task(server: FastMCP, tasks: TasksExtension) -> None:
+    """Without fastmcp-tasks its client knows of no tasks; given the client's extension it does."""
+
+    @server.tool(task=TaskConfig(mode="required", poll_interval=timedelta(milliseconds=20)))
+    async def greet(ctx: Context) -> str:
+        answer = await ctx.elicit("Your name?", str)
+        return f"Hello, {answer.data}" if answer.action == "accept" else answer.action
+
+    async def answer(message: str, response_type: Any, params: Any, context: Any) -> Any:
+        return {"value": "Ada"}
+
+    async with Client(server, extensions=[TasksClient()], elicitation_handler=answer) as client:
+        result = await client.call_tool("greet")
+
+    assert result.data == "Hello, Ada"

@@ -6,6 +6,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import threading
 from collections.abc import Awaitable, Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -24,6 +25,7 @@ from taskstore.testing import crash
 WaitFor = Callable[..., Awaitable[Any]]
 AT_ONCE = timedelta(0)
 KEY = bytes(range(32))
+PATIENCE_SECONDS = 60
 SERVER = Path(__file__).parent / "fastmcp_process.py"
 
 
@@ -45,7 +47,7 @@ def answer_to(ctx: Context, key: str) -> str | None:
 
 async def poll(peer: Any, task_id: str, *statuses: str) -> dict[str, Any]:
     """Poll until a task has one of these statuses."""
-    with anyio.fail_after(60):
+    with anyio.fail_after(PATIENCE_SECONDS):
         while True:
             polled: dict[str, Any] = await peer.get(task_id)
             if polled["status"] in statuses:
@@ -321,6 +323,43 @@ async def test_a_tool_that_can_bear_it_is_called_again_after_a_crash(
     assert attempts == ["Rome", "Rome"]
 
 
+async def test_a_late_result_of_a_process_taken_for_dead_changes_nothing(database_url: str, connect: Any) -> None:
+    """On Redis the finished task's result changed, when the first process woke up."""
+    runs: list[str] = []
+    running, wake, woken = threading.Event(), threading.Event(), threading.Event()
+
+    def make() -> tuple[FastMCP, TasksExtension]:
+        server, tasks = FastMCP("trips"), TasksExtension(database_url, drain=AT_ONCE)
+        server.add_extension(tasks)
+
+        @server.tool(task=TaskConfig(on_crash="retry"))
+        def book() -> str:
+            runs.append("run")
+            number = len(runs)
+            if number == 1:
+                running.set()
+                wake.wait(PATIENCE_SECONDS)
+                woken.set()
+            return f"run {number}"
+
+        return server, tasks
+
+    (first, tasks), (second, _) = make(), make()
+
+    async with connect(first) as peer:
+        task_id = await peer.start("book")
+        assert await anyio.to_thread.run_sync(running.wait, PATIENCE_SECONDS)
+        crash(tasks.store)
+        async with connect(second) as later:
+            before = await poll(later, task_id, "completed", "failed")
+            wake.set()
+            assert await anyio.to_thread.run_sync(woken.wait, PATIENCE_SECONDS)
+            after = await later.get(task_id)
+
+    assert text_of(before) == "run 2"
+    assert after == before
+
+
 # --- processes of their own
 
 
@@ -347,7 +386,7 @@ class Process:
     def stop(self, how: signal.Signals = signal.SIGKILL) -> None:
         """Send a signal, and wait for the end."""
         self.popen.send_signal(how)
-        self.popen.wait(60)
+        self.popen.wait(PATIENCE_SECONDS)
         if self.popen.stdout is not None:
             self.popen.stdout.close()
 
@@ -403,7 +442,7 @@ async def test_a_tool_that_kills_its_process_is_given_up(start: Callable[[], Pro
     async with connect(process.url) as peer:
         task_id = await peer.start("poison")
     for _ in range(2):  # it kills the first process, then each that takes it up
-        process.popen.wait(60)
+        process.popen.wait(PATIENCE_SECONDS)
         process = start()
     async with connect(process.url) as peer:
         verdict = await poll(peer, task_id, "completed", "failed")
@@ -440,6 +479,6 @@ async def test_any_replica_answers_for_all_and_takes_over_from_the_dead(
 
 async def message(peer: Any, task_id: str, text: str) -> None:
     """Wait until a task says this of itself."""
-    with anyio.fail_after(60):
+    with anyio.fail_after(PATIENCE_SECONDS):
         while text not in (await peer.get(task_id)).get("statusMessage", ""):  # noqa: ASYNC110
             await anyio.sleep(0.02)
