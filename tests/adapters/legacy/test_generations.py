@@ -1,6 +1,7 @@
 """Both generations on one server: neither shows through where the other one is spoken."""
 
 import asyncio
+from datetime import datetime, timedelta
 from typing import Any
 
 import httpx2
@@ -125,3 +126,44 @@ async def test_a_poll_changes_nothing(reports: Any, connect: Any, connect_legacy
     assert after == before
     assert polled[0] == polled[1] == polled[2]
     assert polled_as_legacy[0] == polled_as_legacy[1] == polled_as_legacy[2]
+
+
+async def test_every_answer_about_a_task_says_when_it_began_and_changed(
+    reports: Any, connect: Any, connect_legacy: Any
+) -> None:
+    """In ISO 8601 and UTC, so that a client can show its age and compare polls as text (T25-24, T25-25)."""
+    async with connect(reports.server) as modern, connect_legacy(reports.server) as legacy:
+        created = (await legacy.call("wait", task={}))["task"]
+        task_id = created["taskId"]
+        polled = [await legacy.get(task_id), await modern.get(task_id)]
+        [listed] = (await legacy.request("tasks/list"))["tasks"]
+        cancelled = await legacy.cancel(task_id)
+        await legacy.until_notified(lambda notified: "notifications/tasks/status" in dict(notified))
+        told = dict(legacy.notified)["notifications/tasks/status"]
+
+    for answer in (created, *polled, listed, cancelled, told):
+        began, changed = (datetime.fromisoformat(answer[name]) for name in ("createdAt", "lastUpdatedAt"))
+        assert answer["createdAt"] == created["createdAt"]
+        assert answer["createdAt"].endswith("Z")
+        assert began.utcoffset() == changed.utcoffset() == timedelta(0)
+        assert began <= changed
+
+
+async def test_no_client_sees_of_what_a_task_is_a_part(
+    reports: Any, connect: Any, connect_legacy: Any, local: AuthContext
+) -> None:
+    """Neither generation has a word for it, and an invented one could come to mean something else (C-21)."""
+    async with connect(reports.server) as modern, connect_legacy(reports.server) as legacy:
+        store = reports.tasks.store
+        whole = await store.create_task(auth=local)
+        part = await store.create_task(auth=local, parent_task_id=whole.task_id)
+
+        answers = [
+            await modern.get(part.task_id),
+            await legacy.get(part.task_id),
+            *[task for task in (await legacy.request("tasks/list"))["tasks"] if task["taskId"] == part.task_id],
+            await legacy.cancel(part.task_id),
+        ]
+
+    assert len(answers) == 4
+    assert whole.task_id not in str(answers)

@@ -1,11 +1,13 @@
 """The lesson profile: what clients written after the course on SEP-1686 send and get, and who never sees it."""
 
 import asyncio
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
 from mcp.server.mcpserver import Context
 from mcp.shared.exceptions import MCPError
+from mcp_types import SamplingMessage, TextContent
 
 from taskstore import AuthContext
 from taskstore.adapters.mcp_v2 import TasksExtension
@@ -161,6 +163,32 @@ async def test_each_change_of_state_and_progress_is_sent(lesson: Any, connect_le
     sent = [params for method, params in peer.notified if method == UPDATED]
     assert sent == [working, {"taskId": task_id, "state": "completed", "progress": 0.3}]
     assert STATUS in [method for method, _ in peer.notified]
+
+
+@pytest.mark.filterwarnings("ignore:The sampling capability is deprecated")
+async def test_a_task_whose_tool_asks_the_clients_model_waits_for_input(lesson: Any, connect_legacy: Any) -> None:
+    """The lesson would show it as working; the specification says what it waits for, and comes first (C-17)."""
+    peers: list[Any] = []
+    seen = []
+
+    @lesson.server.tool()
+    @lesson.tasks.task()
+    async def summarize(ctx: Context) -> str:
+        messages = [SamplingMessage(role="user", content=TextContent(type="text", text="Summarize."))]
+        return (await ctx.session.create_message(messages, max_tokens=10)).model
+
+    async def sample(method: str, params: Mapping[str, Any]) -> dict[str, Any]:
+        [peer] = peers
+        task_id = params["_meta"]["io.modelcontextprotocol/related-task"]["taskId"]
+        seen.append(await peer.request("tasks/status", {"taskId": task_id}))
+        return {"role": "assistant", "model": "small", "content": {"type": "text", "text": "Short."}}
+
+    async with connect_legacy(lesson.server, capabilities={"sampling": {}}, respond=sample) as peer:
+        peers.append(peer)
+        result = await peer.result(await peer.start("summarize"))
+
+    assert [status["state"] for status in seen] == ["input_required"]
+    assert result["content"] == [{"type": "text", "text": "small"}]
 
 
 async def test_the_result_of_a_live_task_is_waited_for(lesson: Any, connect_legacy: Any) -> None:
