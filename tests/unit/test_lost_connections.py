@@ -254,6 +254,22 @@ async def sweeps(world: World) -> tuple[Act, Callable[[object], None]]:
     return world.store.sweep, check
 
 
+async def imports(world: World) -> tuple[Act, Callable[[object], None]]:
+    """Import a task: a second run finds it there, brought by this very caller."""
+    task = await world.create()
+    details = await world.peer.operator.get_details(task.task_id)
+    await world.peer.cancel_task(task.task_id, auth=ALICE)
+    await world.peer.delete_task(task.task_id, auth=ALICE)
+
+    def check(imported: object) -> None:
+        assert isinstance(imported, Task)
+        assert (imported.status, imported.existing) == ("failed", False)
+        assert world.statuses() == ["failed"]
+        assert world.events() == [("imported", 1)]
+
+    return (lambda: world.store.operator.import_task(details, owner=ALICE)), check
+
+
 OPERATIONS = [
     creates,
     creates_under_a_key,
@@ -268,6 +284,7 @@ OPERATIONS = [
     deletes,
     recovers,
     sweeps,
+    imports,
 ]
 operations = pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.__name__)
 
