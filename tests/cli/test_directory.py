@@ -256,14 +256,13 @@ def test_what_has_expired_is_left_behind_and_named(database_url: str, run: Any, 
     assert run("ls", database_url, "--json").json["tasks"] == [shown.json["task"]]
 
 
+@pytest.mark.parametrize("secret", [None, bytes(range(32))], ids=["the store's own secret", "a secret of the servers"])
 async def test_the_tasks_of_a_new_database_are_there_for_its_first_server(
-    database_url: str, run_beside: Any, lesson: Path
+    database_url: str, run_beside: Any, lesson: Path, secret: bytes | None
 ) -> None:
     """Whose a task is depends on a secret that the first who binds anything must settle for all."""
-    secret = secrets.token_bytes(32)
-    imported = await run_beside(
-        "import-dir", database_url, str(lesson), "--subject", "alice", TASKSTORE_BINDING_SECRET=secret.hex()
-    )
+    given = {} if secret is None else {"TASKSTORE_BINDING_SECRET": secret.hex()}
+    imported = await run_beside("import-dir", database_url, str(lesson), "--subject", "alice", **given)
 
     async with TaskStore.open(database_url, options=StoreOptions(binding_secret=secret)) as store:
         listed = await store.list_tasks(auth=ALICE)

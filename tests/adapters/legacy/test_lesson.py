@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any
 
+import anyio
 import pytest
 from mcp.server.mcpserver import Context
 from mcp.shared.exceptions import MCPError
@@ -153,10 +154,24 @@ async def test_a_finished_task_may_be_cancelled_and_stays_as_it_is(
 
 async def test_each_change_of_state_and_progress_is_sent(lesson: Any, connect_legacy: Any) -> None:
     """A client that listens need not poll; what nothing has changed in is not sent again (C-10)."""
+    said = asyncio.Event()
+
+    @lesson.server.tool()
+    @lesson.tasks.task()
+    async def talk(ctx: Context) -> None:
+        await ctx.report_progress(3, 10, "rendering")
+        await said.wait()
+        await ctx.report_progress(3, 10, "still rendering")
+        await lesson.opened.wait()
+
     async with connect_legacy(lesson.server) as peer:
-        task_id = await peer.start("render")
+        task_id = await peer.start("talk")
         working = {"taskId": task_id, "state": "working", "progress": 0.3}
         await peer.until_notified(lambda notified: (UPDATED, working) in notified)
+        said.set()
+        with anyio.fail_after(30):
+            while (await peer.get(task_id))["statusMessage"] != "still rendering (3/10)":
+                await anyio.lowlevel.checkpoint()
         lesson.opened.set()
         await peer.until_notified(lambda notified: any(params.get("state") == "completed" for _, params in notified))
 
