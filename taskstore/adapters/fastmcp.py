@@ -43,7 +43,9 @@ from taskstore.adapters.mcp_v2_policy import TaskMode, TaskPolicy, check_span
 from taskstore.adapters.mcp_v2_requests import (
     IDENTIFIER,
     TASK_VERSIONS,
+    Compat,
     ResolveAuth,
+    ResultMode,
     TaskRequests,
     check_options,
     open_store,
@@ -126,13 +128,15 @@ class TasksExtension(ServerExtension):
         resolve_auth: Says whose request this is, in place of the rules below; None is "no auth context".
         default_ttl: Lifetime of the tasks of tools that name none; left out, the store's default.
         drain: How long running tasks may go on when the server stops; what still runs then is failed.
+        compat: As for ``taskstore.adapters.mcp_v2.TasksExtension``; so is ``result_mode``.
 
     Whose request it is, without ``resolve_auth``: that of the access token's client, issuer and subject; on stdio
     and in process that of the local user; over HTTP without authorization nobody's, so that the task's id is all
     that protects it. A server with authorization refuses a request without a token.
 
     Raises:
-        ValueError: ``options`` were given for a store that is already open, or a duration is not positive.
+        ValueError: ``options`` were given for a store that is already open, a duration is not positive, or a mode is
+            unknown or without ``lesson``.
     """
 
     identifier = IDENTIFIER
@@ -145,6 +149,8 @@ class TasksExtension(ServerExtension):
         resolve_auth: ResolveAuth | None = None,
         default_ttl: timedelta | Default | None = DEFAULT,
         drain: timedelta = timedelta(seconds=5),
+        compat: Compat | None = None,
+        result_mode: ResultMode = "block",
     ) -> None:
         check_options(url, options)
         check_span("default_ttl", default_ttl)
@@ -158,8 +164,10 @@ class TasksExtension(ServerExtension):
             demands_token=lambda: self.server.auth is not None,
             access_token=get_access_token,
             resolve_auth=resolve_auth,
+            compat=compat,
+            result_mode=result_mode,
         )
-        self._legacy = _Legacy(self._mode_of, self._requests.tells_apart)
+        self._legacy = _Legacy(self._mode_of, self._requests.tells_apart, lesson=compat == "lesson")
         self._store: TaskStore | None = None
         self._runner: TaskRunner | None = None
 

@@ -35,7 +35,9 @@ from taskstore.adapters.mcp_v2_policy import TaskMode, TaskPolicies, TaskPolicy,
 from taskstore.adapters.mcp_v2_requests import (
     IDENTIFIER,
     TASK_VERSIONS,
+    Compat,
     ResolveAuth,
+    ResultMode,
     TaskRequests,
     check_options,
     open_store,
@@ -122,15 +124,9 @@ class TasksExtension(Extension):
         default_ttl: timedelta | Default | None = DEFAULT,
         default_poll_interval: timedelta = timedelta(seconds=1),
         drain: timedelta = timedelta(seconds=5),
-        compat: Literal["lesson"] | None = None,
-        result_mode: Literal["block", "fail-fast"] = "block",
+        compat: Compat | None = None,
+        result_mode: ResultMode = "block",
     ) -> None:
-        if compat not in (None, "lesson"):
-            raise ValueError(f'compat must be "lesson" or None, not {compat!r}.')
-        if result_mode not in ("block", "fail-fast"):
-            raise ValueError(f'result_mode must be "block" or "fail-fast", not {result_mode!r}.')
-        if compat is None and result_mode == "fail-fast":
-            raise ValueError('result_mode="fail-fast" needs compat="lesson": MCP 2025-11-25 has tasks/result wait.')
         check_options(store, options)
         check_span("default_ttl", default_ttl)
         check_span("default_poll_interval", default_poll_interval)
@@ -146,8 +142,8 @@ class TasksExtension(Extension):
             demands_token=lambda: self._now_serving().server.settings.auth is not None,
             access_token=get_access_token,
             resolve_auth=resolve_auth,
-            lesson=compat == "lesson",
-            fails_fast=result_mode == "fail-fast",
+            compat=compat,
+            result_mode=result_mode,
         )
         self.legacy = LegacyMiddleware(self._mode_of, self._requests.tells_apart, lesson=compat == "lesson")
         self._gate = anyio.Lock()

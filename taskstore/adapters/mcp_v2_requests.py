@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import timedelta
+from typing import Literal
 
 from mcp.server.auth.provider import AccessToken, principal_components
 from mcp.server.context import HandlerResult, ServerRequestContext
@@ -59,6 +60,8 @@ TASK_VERSIONS = frozenset({LEGACY_VERSION, *MODERN_PROTOCOL_VERSIONS})  # all th
 Answer = Callable[[TaskStore, AuthContext | None, Params], Awaitable[WireObject]]
 Handler = Callable[[ServerRequestContext, RequestParams], Awaitable[HandlerResult]]
 ResolveAuth = Callable[[ServerRequestContext], AuthContext | None]
+Compat = Literal["lesson"]
+ResultMode = Literal["block", "fail-fast"]
 
 # Per request how each generation answers it; None: it has no such request.
 _ANSWERS: Mapping[str, tuple[Answer | None, Answer | None]] = {
@@ -84,8 +87,11 @@ class TaskRequests:
         demands_token: Whether the server has authorization.
         access_token: Returns the access token of the request at hand.
         resolve_auth: Says whose request it is, in place of the token and of the local user.
-        lesson: Whether clients of the course are served too, under MCP 2025-11-25.
-        fails_fast: Whether tasks/result of a live task is refused.
+        compat: Who else is served under MCP 2025-11-25.
+        result_mode: Whether tasks/result of a live task waits, or is refused.
+
+    Raises:
+        ValueError: A mode is unknown, or needs another one.
     """
 
     def __init__(
@@ -96,16 +102,22 @@ class TaskRequests:
         demands_token: Callable[[], bool],
         access_token: Callable[[], AccessToken | None],
         resolve_auth: ResolveAuth | None,
-        lesson: bool = False,
-        fails_fast: bool = False,
+        compat: Compat | None,
+        result_mode: ResultMode,
     ) -> None:
+        if compat not in (None, "lesson"):
+            raise ValueError(f'compat must be "lesson" or None, not {compat!r}.')
+        if result_mode not in ("block", "fail-fast"):
+            raise ValueError(f'result_mode must be "block" or "fail-fast", not {result_mode!r}.')
+        if compat is None and result_mode == "fail-fast":
+            raise ValueError('result_mode="fail-fast" needs compat="lesson": MCP 2025-11-25 has tasks/result wait.')
         self._store = store
         self._serves_legacy = serves_legacy
         self._demands_token = demands_token
         self._access_token = access_token
         self._resolve_auth = resolve_auth
-        self._answers = {**_ANSWERS, **(_LESSON_ANSWERS if lesson else {})}
-        if fails_fast:
+        self._answers = {**_ANSWERS, **(_LESSON_ANSWERS if compat == "lesson" else {})}
+        if result_mode == "fail-fast":
             self._answers["tasks/result"] = (None, lesson_task_result)
 
     def handlers(self) -> Mapping[str, Handler]:

@@ -2,15 +2,18 @@
 
 import asyncio
 from collections.abc import Mapping
+from datetime import timedelta
 from typing import Any
 
 import anyio
 import pytest
+from fastmcp import FastMCP
 from mcp.server.mcpserver import Context
 from mcp.shared.exceptions import MCPError
 from mcp_types import SamplingMessage, TextContent
 
 from taskstore import AuthContext
+from taskstore.adapters.fastmcp import TasksExtension as FastMCPTasks
 from taskstore.adapters.mcp_v2 import TasksExtension
 
 REQUIRED: dict[str, Any] = {"_meta": {"task": {"required": True}}}
@@ -313,8 +316,44 @@ async def test_tasks_of_other_requestors_are_unknown_to_it(
                 await bob.request(method, {"taskId": task_id})
 
 
+@pytest.mark.parametrize("mode", ["block", "fail-fast"])
+async def test_a_server_on_fastmcp_speaks_it_too(
+    database_url: str, connect: Any, connect_legacy: Any, serve: Any, refused: Any, mode: Any
+) -> None:
+    """Which library a server is written with is nothing that a client knows."""
+    opened = asyncio.Event()
+    tasks = FastMCPTasks(url=database_url, compat="lesson", result_mode=mode, drain=timedelta(0))
+    server: FastMCP[Any] = FastMCP("reports")
+    server.add_extension(tasks)
+
+    @server.tool(task=True)
+    async def wait() -> str:
+        await opened.wait()
+        return "through"
+
+    async with serve(server) as url, connect_legacy(url) as peer, connect(url) as modern:
+        created = await peer.call("wait", **REQUIRED)
+        task_id = created["_meta"]["task"]["id"]
+        status = await peer.request("tasks/status", {"taskId": task_id})
+        with refused(-32601):
+            await modern.request("tasks/status", {"taskId": task_id})
+        if mode == "fail-fast":
+            with refused(404):
+                await peer.result(task_id)
+        opened.set()
+        await tasks.store.wait_for_task(task_id, auth=None)
+        result = await peer.result(task_id)
+        cancelled = await peer.cancel(task_id)
+
+    assert created["task"]["taskId"] == task_id
+    assert status["state"] == "working"
+    assert result["content"] == [{"type": "text", "text": "through"}]
+    assert cancelled["status"] == "completed"
+
+
 @pytest.mark.parametrize("options", [{"compat": "course"}, {"result_mode": "404"}, {"result_mode": "fail-fast"}])
-def test_a_profile_that_makes_no_sense_is_refused(options: dict[str, Any]) -> None:
+@pytest.mark.parametrize("extension", [TasksExtension, FastMCPTasks], ids=["sdk", "fastmcp"])
+def test_a_profile_that_makes_no_sense_is_refused(extension: Any, options: dict[str, Any]) -> None:
     """A misspelled option would leave every client with the default."""
     with pytest.raises(ValueError, match=r"compat|result_mode"):
-        TasksExtension("sqlite://", **options)
+        extension("sqlite://", **options)
