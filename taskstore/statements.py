@@ -335,7 +335,7 @@ REBIND_KEY = (
 COUNT_LIVE = select(func.count().label("count")).select_from(tasks).where(_OWN, _IS_LIVE, _NOT_DUE)
 COUNT_STORED = select(func.count().label("count")).select_from(tasks).where(_OWN, _NOT_EXPIRED)
 LOCK_OWN = select(*TASK_COLUMNS).where(_THIS, _OWN, _NOT_EXPIRED).with_for_update()
-LOCK_HELD = select(*TASK_COLUMNS).where(_THIS, _FENCE, _IS_LIVE).with_for_update()
+LOCK_HELD = select(*TASK_COLUMNS).where(_THIS, _FENCE, _IS_LIVE, _NOT_DUE).with_for_update()
 DELETE = delete(tasks).where(_THIS, _OWN, _NOT_EXPIRED, ~_IS_LIVE).returning(tasks.c.task_id)
 
 

@@ -96,7 +96,7 @@ class StrictTtlContract:
             assert [each.task_id for each in found.tasks] == [task.task_id]
         await check_ended(strict, task)
 
-    @pytest.mark.parametrize("write", ["complete", "fail", "progress", "ask", "cancel"])
+    @pytest.mark.parametrize("write", ["complete", "fail", "progress", "ask", "park", "hand_over", "cancel"])
     async def test_a_late_write_is_refused_and_told_of_the_ttl(
         self, strict: TaskStore, clock: ManualClock, write: str
     ) -> None:
@@ -111,6 +111,8 @@ class StrictTtlContract:
             "fail": lambda: handle.fail("late"),
             "progress": lambda: handle.progress(1),
             "ask": lambda: handle.ask({"a": {}}),
+            "park": lambda: handle.park({"a": {}}),
+            "hand_over": handle.hand_over,
             "cancel": lambda: strict.cancel_task(task.task_id, auth=ALICE),
         }
 
