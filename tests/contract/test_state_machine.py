@@ -48,9 +48,10 @@ from .model import Expected, Model, Question
 AUTHS = (ALICE, BOB, None)
 TTLS = (timedelta(minutes=1), timedelta(minutes=1), timedelta(hours=1), None)
 SPANS = (
-    timedelta(milliseconds=1),
-    timedelta(seconds=59),
     timedelta(minutes=1),
+    timedelta(minutes=1),
+    timedelta(seconds=59),
+    timedelta(milliseconds=1),
     timedelta(minutes=16),
     timedelta(hours=2),
 )
@@ -154,6 +155,13 @@ class StoreMachine(RuleBasedStateMachine):
     def create(self, values):
         """Create a task, or repeat a create under its key."""
         self._create(**values)
+
+    @precondition(lambda self: any(task.key for task in self.model.tasks.values()))
+    @rule(values=CREATES, data=st.data())
+    def create_again(self, values, data):
+        """Repeat a create, as a client does that got no answer, perhaps long ago."""
+        task = data.draw(st.sampled_from([task for task in self.model.tasks.values() if task.key]))
+        self._create(**{**values, "auth": task.auth, "key": task.key, "request": task.request})
 
     def _create(self, who, auth, key, request, ttl, on_crash, can_be_asked, max_attempts):
         process = self.processes[who]
@@ -263,13 +271,17 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(
         who=st.integers(0, 1),
-        auth=st.sampled_from(AUTHS),
-        status=st.sampled_from([None, None, *TaskStatus]),
-        size=st.sampled_from([1, 2, 100]),
+        auth=st.sampled_from([ALICE, ALICE, *AUTHS]),
+        status=st.sampled_from([None, None, None, *TaskStatus]),
+        size=st.sampled_from([1, 1, 2, 100]),
+        pages=st.integers(1, 5),
     )
-    def list_tasks(self, who, auth, status, size):
+    def list_tasks(self, who, auth, status, size, pages):
         """List what an auth context has; without one there is nothing to list."""
-        self._list_page(who, auth, status, size, None, None)
+        listing = self._list_page(who, auth, status, size, None, None)
+        for _ in range(pages - 1):
+            if listing is not None:
+                listing = self._list_page(who, auth, status, size, listing.cursor, listing.after)
 
     @precondition(lambda self: self.listings)
     @rule(who=st.integers(0, 1), data=st.data())
@@ -287,10 +299,12 @@ class StoreMachine(RuleBasedStateMachine):
         ]
         self._check_page(expected[:size], page.tasks)
         assert (page.next_cursor is None) == (len(expected) <= size)
-        if page.next_cursor is not None:
-            last = expected[size - 1]
-            position = (last.created_at, last.task_id)
-            self.listings.append(Listing(auth, status, size, page.next_cursor, position))
+        if page.next_cursor is None:
+            return None
+        last = expected[size - 1]
+        listing = Listing(auth, status, size, page.next_cursor, (last.created_at, last.task_id))
+        self.listings = [*self.listings[-3:], listing]
+        return listing
 
     def _check_page(self, expected, shown):
         assert [task.task_id for task in shown] == [task.task_id for task in expected]
@@ -599,6 +613,7 @@ class StoreMachine(RuleBasedStateMachine):
             row = stored[task_id]
             assert row["status"] == task.status
             assert row["version"] == task.version
+            assert task.is_live or (row["caller"], row["parked"]) == (None, None)
             assert (row["owner_kind"], row["attempt"], row["crashes"]) == (task.owner_kind, task.attempt, task.crashes)
             assert (row["ttl_ms"], row["expires_at"]) == (task.ttl_ms, task.expires_at)
             assert (row["created_at"], row["finished_at"]) == (task.created_at, task.finished_at)
@@ -654,5 +669,5 @@ class StoreMachine(RuleBasedStateMachine):
 def test_the_store_and_its_model_agree_whatever_is_called(database_url):
     """Cases that nobody thought of: each rule of the store meets each other one, in any order."""
     StoreMachine.url = database_url
-    machine = settings(drawn(24), stateful_step_count=50)
+    machine = settings(drawn(40), stateful_step_count=50)
     run_state_machine_as_test(StoreMachine, settings=machine)
