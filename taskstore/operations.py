@@ -559,7 +559,7 @@ def ask(transaction: Transaction, fence: Fence, questions: Sequence[Params], *, 
     """
     task = _change_held(transaction, statements.ASK, fence, {}, call, TaskStatus.INPUT_REQUIRED)
     if not isinstance(task, Refused):
-        _add_inputs(transaction, fence, questions, call)
+        _add_inputs(transaction, fence.task_id, fence.attempt, questions, call)
     return task
 
 
@@ -576,13 +576,14 @@ def park(
     if not isinstance(task, Refused):
         # What an earlier ask() of this attempt left open has nobody who waits for it.
         transaction.execute(statements.CLOSE_INPUTS, call.about(fence.task_id))
-        _add_inputs(transaction, fence, questions, call)
+        _add_inputs(transaction, fence.task_id, fence.attempt, questions, call)
     return task
 
 
-def _add_inputs(transaction: Transaction, fence: Fence, questions: Sequence[Params], call: Call) -> None:
+def _add_inputs(transaction: Transaction, task_id: str, attempt: int, questions: Sequence[Params], call: Call) -> None:
     for question in questions:
-        transaction.execute(statements.ADD_INPUT, {**fence.params, **question, "asked_at": call.now})
+        asked = {"task_id": task_id, "attempt": attempt, "asked_at": call.now}
+        transaction.execute(statements.ADD_INPUT, {**asked, **question})
 
 
 def withdraw(transaction: Transaction, fence: Fence, keys: Iterable[str], *, call: Call) -> Task | Refused:
@@ -761,7 +762,7 @@ def _decide_over(transaction: Transaction, orphans: Iterable[Row], call: Call, r
             key = f"run-again-{orphan['attempt']}"  # an attempt ends once
             sealed = call.rules.cipher.seal(payload.encode(question), "inputs", "request", task_id, key)
             asked = {"key": key, "name": RUN_AGAIN, "request": sealed}
-            _add_inputs(transaction, Fence(task_id, "", orphan["attempt"] + 1), [asked], call)
+            _add_inputs(transaction, task_id, orphan["attempt"] + 1, [asked], call)
         change = statements.FOR_ORPHANS[reason, fate]
         changes.setdefault(change, []).append({**call.params, **orphan, **verdict, "crashed": int(crashed)})
         decided.append(Decided(task_id, orphan["auth_key"], fate))
