@@ -1,7 +1,7 @@
 """A model of the store: what every task must be after each call, in a dict and in plain Python.
 
 It knows the rules (who may see, write and end a task, and what each change leaves behind), and nothing of databases,
-threads or statements. Where the store leaves open who ends a task that is due, the model does too; see ``settle``.
+threads or statements.
 """
 
 from dataclasses import dataclass, field
@@ -103,27 +103,38 @@ class Model:
         assert len(found) <= 1, "a key has two tasks"
         return found[0] if found else None
 
-    def listing(self, auth: AuthContext | None, status: TaskStatus | None) -> list[Expected]:
-        """List what an auth context must be shown, newest first; whoever lists a task that is due has ended it."""
-        found = [
-            task
-            for task in self.tasks.values()
-            if auth is not None
-            and task.auth == auth
-            and self.is_there(task)
-            and status in (None, TaskStatus.FAILED if self.is_due(task) else task.status)
-        ]
-        return sorted(found, key=lambda task: (task.created_at, task.task_id), reverse=True)
-
     def next_queued(self) -> Expected | None:
         queued = [
             task
             for task in self.tasks.values()
             if task.is_live and task.owner_kind is OwnerKind.QUEUED and not self.is_due(task)
         ]
-        return min(queued, key=lambda task: (task.created_at, task.task_id), default=None)
+        return min(queued, key=_position, default=None)
 
     # --- what happens
+
+    def list_page(
+        self, auth: AuthContext | None, status: TaskStatus | None, size: int, after: tuple[int, str] | None
+    ) -> tuple[list[Expected], bool]:
+        """List what an auth context must be shown, newest first, and tell whether there is more.
+
+        To know that, the store looks at one task more than it shows. Those it looks at and finds due are ended.
+        """
+        while True:
+            found = [
+                task
+                for task in self.tasks.values()
+                if auth is not None
+                and task.auth == auth
+                and self.is_there(task)
+                and (after is None or _position(task) < after)
+                and (status in (None, task.status) or self.is_due(task))
+            ]
+            found = sorted(found, key=_position, reverse=True)[: size + 1]
+            if not any(self.is_due(task) for task in found):
+                return found[:size], len(found) > size
+            for task in found:
+                self.touch(task)
 
     def create(
         self,
@@ -171,24 +182,21 @@ class Model:
         message: str | None,
         outcome: tuple[str, JsonValue] | None = None,
         reason: ReasonCode | None = None,
-        at: int | None = None,
     ) -> None:
         self.record(task, kind, status, reason)
-        task.finished_at = self.clock.now() if at is None else at
+        task.finished_at = self.clock.now()
         task.ttl_ms = max(task.ttl_ms, task.finished_at - task.created_at + RETENTION_MS)
         task.message, task.outcome, task.reason = message, outcome, reason
 
-    def end_by_store(self, task: Expected, kind: EventKind, reason: ReasonCode, at: int | None = None) -> None:
+    def end_by_store(self, task: Expected, kind: EventKind, reason: ReasonCode) -> None:
         task.attempt += 1
-        self.finish(task, kind, TaskStatus.FAILED, message=f"{reason}: ", reason=reason, at=at)
+        self.finish(task, kind, TaskStatus.FAILED, message=f"{reason}: ", reason=reason)
 
-    def touch(self, task: Expected, at: int | None = None) -> None:
+    def touch(self, task: Expected) -> None:
         """End a task that is due, as everybody does who comes across it."""
         if self.is_due(task):
             queued = task.owner_kind is OwnerKind.QUEUED
-            self.end_by_store(
-                task, EventKind.EXPIRED, ReasonCode.NO_RUNNER if queued else ReasonCode.TTL_EXPIRED, at=at
-            )
+            self.end_by_store(task, EventKind.EXPIRED, ReasonCode.NO_RUNNER if queued else ReasonCode.TTL_EXPIRED)
 
     def cancel(self, task: Expected) -> None:
         self.finish(task, EventKind.CANCELLED, TaskStatus.CANCELLED, message=CANCELLED)
@@ -275,11 +283,9 @@ class Model:
             task.swept = True
         return len(due), len(expired)
 
-    def settle(self, task: Expected, finished_at: int | None, since: int) -> None:
-        """Agree that somebody came across a task that is due, if the store says so: a tool that waits does too."""
-        if self.is_due(task) and finished_at is not None:
-            assert since <= finished_at <= self.clock.now()
-            self.touch(task, at=finished_at)
+
+def _position(task: Expected) -> tuple[int, str]:
+    return task.created_at, task.task_id
 
 
 def _agrees(response: JsonValue) -> bool:
