@@ -7,7 +7,8 @@ import sqlite3
 import subprocess
 import sys
 import threading
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -113,6 +114,28 @@ async def test_a_parked_task_outlives_its_server(
     assert still["inputRequests"] == asked["inputRequests"]
     assert parked.owner_kind is OwnerKind.PARKED
     assert (first.runs, second.runs) == (1, 2)
+
+
+async def test_a_later_run_is_one_of_the_same_version(database_url: str, connect: Any, can_be_asked: Any) -> None:
+    """The newest version of a tool may not understand the answers to the questions of an older one."""
+    server = FastMCP("trips")
+    server.add_extension(TasksExtension(database_url, drain=AT_ONCE))
+
+    @server.tool(name="book", version="1", task=True)
+    async def first(ctx: Context) -> str | InputRequiredResult:
+        name = answer_to(ctx, "name")
+        return ask("name") if name is None else f"version 1 for {name}"
+
+    @server.tool(name="book", version="2", task=True)
+    async def second() -> str:
+        return "version 2"
+
+    async with connect(server, **can_be_asked) as peer:
+        created = await peer.request("tools/call", {"name": "book", "_meta": {"fastmcp": {"version": "1"}}})
+        await answer(peer, created["taskId"], "Ada")
+        completed = await poll(peer, created["taskId"], "completed", "failed")
+
+    assert text_of(completed) == "version 1 for Ada"
 
 
 async def test_a_synchronous_tool_can_return_its_questions(database_url: str, connect: Any, can_be_asked: Any) -> None:
@@ -321,6 +344,48 @@ async def test_a_tool_that_can_bear_it_is_called_again_after_a_crash(
 
     assert text_of(completed) == f"Rome by {'child' if mounted else 'trips'}"
     assert attempts == ["Rome", "Rome"]
+
+
+async def test_no_tool_runs_before_the_lifespan_of_its_mounted_server(database_url: str, connect: Any) -> None:
+    """FastMCP enters the lifespans of mounted servers after those of extensions, which may have work waiting."""
+    runs: list[object] = []
+    hanging, too_early = asyncio.Event(), asyncio.Event()
+
+    @asynccontextmanager
+    async def lifespan(_: FastMCP) -> AsyncIterator[dict[str, str]]:
+        if runs:
+            with anyio.move_on_after(1):
+                await too_early.wait()
+        yield {"database": "open"}
+
+    def make() -> tuple[FastMCP, TasksExtension]:
+        server, tasks = FastMCP("trips"), TasksExtension(database_url, drain=AT_ONCE)
+        server.add_extension(tasks)
+        child = FastMCP("child", lifespan=lifespan)
+
+        @child.tool(task=TaskConfig(on_crash="retry"))
+        async def book(ctx: Context) -> str:
+            runs.append(dict(ctx.lifespan_context))
+            if len(runs) == 1:
+                hanging.set()
+                await asyncio.Event().wait()
+            too_early.set()
+            return "booked"
+
+        server.mount(child)
+        return server, tasks
+
+    (first, tasks), (second, _) = make(), make()
+
+    async with connect(first) as peer:
+        task_id = await peer.start("book")
+        await hanging.wait()
+        crash(tasks.store)
+        async with connect(second) as later:
+            completed = await poll(later, task_id, "completed", "failed")
+
+    assert text_of(completed) == "booked"
+    assert runs == [{"database": "open"}] * 2
 
 
 async def test_a_late_result_of_a_process_taken_for_dead_changes_nothing(database_url: str, connect: Any) -> None:
