@@ -9,7 +9,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
-from numbers import Real
 from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar
 
@@ -21,7 +20,6 @@ from taskstore.clock import Clock
 from taskstore.errors import (
     DatabaseUnavailableError,
     LeaseLostError,
-    PayloadError,
     TaskFinishedError,
     TaskNotFoundError,
     TaskStoreError,
@@ -149,7 +147,7 @@ class TaskHandle:
         """
         for name, number in (("progress", value), ("total", total)):
             if number is not None:
-                _check_number(number, name)
+                payload.check_number(number, name)
         payload.check_type(message, str | None, "message")
         if message is not None:
             self._host.rules.encode(message, "$.message")
@@ -458,13 +456,3 @@ class TaskHandle:
                 # Nobody may write anything at the ttl, and so nobody would wake this.
                 pause = operations.seconds_to_ttl(task, call)
                 await asyncio.wait({asyncio.wrap_future(change)}, timeout=pause)
-
-
-def _check_number(number: float, what: str) -> None:
-    payload.check_type(number, Real, what)  # numpy's numbers too
-    try:
-        finite = math.isfinite(number)
-    except OverflowError:  # an integer beyond every float
-        finite = False
-    if not finite:
-        raise PayloadError(f"$.{what}", "it is no finite number")

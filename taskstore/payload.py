@@ -4,6 +4,7 @@ import json
 import logging
 import math
 from collections.abc import Mapping
+from numbers import Real
 from types import UnionType
 from typing import Any
 
@@ -69,6 +70,22 @@ def check_type(value: object, kind: type | UnionType, what: str) -> None:
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
         declared = kind.__name__ if isinstance(kind, type) else kind
         raise TypeError(f"{what} must be {declared}, not {type(value).__name__}.")
+
+
+def check_number(value: float, what: str) -> None:
+    """Check that a number, numpy's too, is one that every database stores.
+
+    Raises:
+        TypeError: It is no number.
+        PayloadError: It is not finite.
+    """
+    check_type(value, Real, what)
+    try:
+        finite = math.isfinite(value)
+    except OverflowError:  # an integer beyond every float
+        finite = False
+    if not finite:
+        raise PayloadError(f"$.{what}", "it is no finite number")
 
 
 def check_text(value: str, what: str) -> str:

@@ -9,7 +9,7 @@ import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from enum import Enum
 from functools import partial
 from typing import Final, TypeVar
@@ -679,6 +679,7 @@ class OperatorView:
         Args:
             owner: Only the tasks of this auth context; None: only those that have none.
         """
+        payload.check_type(owner, AuthContext | Default | None, "owner")
         filters = {
             "owner": None if isinstance(owner, Default) else self._parts.binding.auth_key(owner),
             "status": None if status is None else TaskStatus(status),
@@ -729,6 +730,8 @@ class OperatorView:
             TaskExistsError: The id is that of another task.
             PayloadError: The outcome or a text cannot be stored.
         """
+        payload.check_type(details, TaskDetails, "details")
+        payload.check_type(owner, AuthContext | None, "owner")
         parts = self._parts
         call = parts.operator_call()
         values = _imported(parts, details)
@@ -900,6 +903,7 @@ def _imported(parts: _Parts, details: TaskDetails) -> Row:
     task, outcome = details.task, details.outcome
     if not re.fullmatch(f"[A-Za-z0-9._-]{{1,{_LONGEST_ID}}}", task.task_id):
         raise ValueError(f"A task id has 1 to {_LONGEST_ID} letters, digits and characters of ._-, not others.")
+    _check_record(task)
     _check_outcome(task, outcome)
     stored: Row = {}
     for column, value in (
@@ -940,6 +944,32 @@ def _imported(parts: _Parts, details: TaskDetails) -> Row:
         }
         | stored
     )
+
+
+def _check_record(task: Task) -> None:
+    """Let no number or instant through that a database cannot store, or that could not be read again."""
+    for name, number in (("progress", task.progress), ("progress_total", task.progress_total)):
+        if number is not None:
+            payload.check_number(number, name)
+    for name, count, least, most in (
+        ("attempt", task.attempt, 1, _MOST_ATTEMPTS),
+        ("crashes", task.crashes, 0, _MOST_ATTEMPTS),
+        ("version", task.version, 1, _LAST_VERSION // 2),
+    ):
+        if not least <= count <= most:
+            raise ValueError(f"{name} must be {least} to {most}, not {count}.")
+    for name, at in (
+        ("created_at", task.created_at),
+        ("last_updated_at", task.last_updated_at),
+        ("finished_at", task.finished_at),
+    ):
+        if at is not None and at.tzinfo is None:
+            raise ValueError(f"{name} must be an aware datetime, not {at}, which names no instant.")
+    for name, span in (("ttl", task.ttl), ("poll_interval", task.poll_interval)):
+        if span is not None:
+            _check_span(name, span)
+    if task.ttl is not None and task.ttl > datetime.max.replace(tzinfo=UTC) - task.created_at:
+        raise ValueError(f"A ttl of {task.ttl} after {task.created_at} is beyond every calendar.")
 
 
 def _check_outcome(task: Task, outcome: Outcome | None) -> None:

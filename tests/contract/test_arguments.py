@@ -7,7 +7,7 @@ import asyncio
 import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping
-from datetime import timedelta
+from datetime import UTC, timedelta, timezone
 from typing import Any, NamedTuple
 
 import pytest
@@ -20,13 +20,17 @@ from taskstore import (
     DatabaseUnavailableError,
     OnCrash,
     OperatorView,
+    Outcome,
+    OwnerKind,
     PayloadError,
     StoreOptions,
     SyncOperatorView,
     SyncTaskHandle,
     SyncTaskStore,
     Task,
+    TaskDetails,
     TaskHandle,
+    TaskStatus,
     TaskStore,
     TaskStoreError,
 )
@@ -72,9 +76,18 @@ GOOD: Good = {
     "result": lambda task: {"ok": True},
     "message": lambda task: "text",
     "names": lambda task: ["report"],
+    "details": lambda task: details_of(task, task_id="imported"),
+    "owner": lambda task: ALICE,
     "since_version": lambda task: 0,  # so that nothing is waited for
     "timeout": lambda task: timedelta(0),
 }
+
+
+def details_of(task: Task, *, outcome: Outcome | None = None, **changes: object) -> TaskDetails:
+    """Make the record of a task that was kept elsewhere."""
+    return TaskDetails(task=task.model_copy(update=changes), outcome=outcome, input_requests={})
+
+
 ANY_JSON = ("request", "caller", "result", "data", "state")
 
 
@@ -281,3 +294,60 @@ def test_whatever_is_given_only_documented_errors_come_and_a_failed_call_writes_
         assert not isinstance(refused, DatabaseUnavailableError | UnicodeError), refused
         assert not isinstance(refused, TypeError) or name_of(case) in str(refused), refused
         assert target.dump() == before
+
+
+INSTANTS = st.one_of(
+    st.datetimes(), st.datetimes(timezones=st.sampled_from([UTC, timezone(timedelta(hours=-23, minutes=-59))]))
+)
+SPANS = st.one_of(st.none(), st.timedeltas(), st.sampled_from([timedelta(0), timedelta(minutes=1)]))
+COUNTS = st.one_of(st.sampled_from([0, 1, 2]), st.integers())
+RECORDS = st.fixed_dictionaries(
+    {"status": st.sampled_from(TaskStatus)},
+    optional={
+        "task_id": TEXTS,
+        "created_at": INSTANTS,
+        "last_updated_at": INSTANTS,
+        "finished_at": st.one_of(st.none(), INSTANTS),
+        "ttl": SPANS,
+        "poll_interval": SPANS,
+        "attempt": COUNTS,
+        "crashes": COUNTS,
+        "version": COUNTS,
+        "progress": st.one_of(st.none(), st.floats()),
+        "progress_total": st.one_of(st.none(), st.floats()),
+        "status_message": st.one_of(st.none(), TEXTS),
+        "method": TEXTS,
+        "name": st.one_of(st.none(), TEXTS),
+        "server": TEXTS,
+        "owner_kind": st.sampled_from(OwnerKind),
+    },
+)
+OUTCOMES = {
+    TaskStatus.COMPLETED: Outcome(result={"ok": True}),
+    TaskStatus.FAILED: Outcome(error={"code": -32603, "message": "it broke"}),
+    TaskStatus.CANCELLED: Outcome(),
+}
+
+
+@settings(drawn(200), suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(changes=RECORDS)
+def test_whatever_is_imported_can_be_read_again_or_is_refused_and_not_written(target, changes):
+    """A row that one database takes and the other refuses, or that no read can show, would spoil every listing."""
+    target.clear()
+    operator, finished = target.store.operator, changes["status"].is_finished
+    known = target.fresh_task()
+    record = {"task_id": "imported", "finished_at": known.created_at if finished else None, **changes}
+    before = target.dump()
+
+    try:
+        imported = operator.import_task(
+            details_of(known, outcome=OUTCOMES.get(record["status"]), **record), owner=ALICE
+        )
+    except (ValueError, PayloadError):
+        assert target.dump() == before
+    else:
+        assert len(target.dump()[0]) == 2
+        if imported.expires_at is None or imported.expires_at > known.created_at:
+            assert operator.get_task(record["task_id"]) == imported
+            assert target.store.list_events(record["task_id"], auth=ALICE)[-1].to_status == imported.status
+        assert len(target.store.list_tasks(auth=ALICE).tasks) >= 1
