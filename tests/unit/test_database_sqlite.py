@@ -669,12 +669,16 @@ def test_a_durability_that_does_not_exist_is_refused(durability: Any) -> None:
 
 
 def test_nothing_but_sqlite_opens_the_file(sqlite_url: str) -> None:
-    """Opening and closing it in any other way drops this process's locks on it, by the rules of POSIX."""
+    """Opening and closing it in any other way drops this process's locks on it, by the rules of POSIX.
+
+    Its log and its shared memory are as delicate; the files by which instances show that they live are files of ours.
+    """
     script = """
 import asyncio, os, sys
 seen = []
+files = {sys.argv[2] + suffix for suffix in ("", "-wal", "-shm", "-journal")}
 def hook(event, args):
-    if event == "open" and isinstance(args[0], (str, bytes)) and os.fsdecode(args[0]).startswith(sys.argv[2]):
+    if event == "open" and isinstance(args[0], (str, bytes)) and os.fsdecode(args[0]) in files:
         seen.append(args[0])
 from taskstore import AuthContext, TaskStore
 sys.addaudithook(hook)
