@@ -304,6 +304,8 @@ class TaskHandle:
         with self._host.waiting.waiter(self.task_id) as waiter:
             while True:
                 change, call = waiter.next_change(), self._host.operator_call()
+                # What stops the work during the look may not be in it; that wakes this waiter, to look again.
+                lost = self._stop_work
                 try:
                     task, answers = await self._host.read_unit(partial(unit, call=call), snapshot=True)
                 except (LeaseLostError, TaskNotFoundError):
@@ -314,7 +316,7 @@ class TaskHandle:
                 if task.is_finished:
                     self.stop_work()
                     raise TaskFinishedError(task, TaskStatus.WORKING)
-                if self._stop_work:
+                if lost:
                     raise LeaseLostError(self.task_id)
                 if operations.is_due(task, call):
                     # The refusal of this write ends the task, and says so.

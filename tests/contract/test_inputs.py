@@ -26,3 +26,23 @@ async def test_an_answer_that_meets_the_end_changes_nothing(store):
     assert await store.get_task(task.task_id, auth=ALICE) == ended
     with pytest.raises(TaskFinishedError):
         await asking
+
+
+async def test_a_cancel_during_a_look_for_answers_is_heard_as_one(store, monkeypatch):
+    """The look showed the task as it was before; its holder was told that it had lost the task."""
+    task = await store.create_task(auth=ALICE)
+    asking = asyncio.create_task(store.handle(task).ask({"name": {"method": "elicitation/create"}}))
+    await store.wait_for_task(task.task_id, auth=ALICE, since_version=task.version)
+    parts, read_unit = store._parts, store._parts.read_unit
+
+    async def cancelled_meanwhile(*arguments, **keywords):
+        seen = await read_unit(*arguments, **keywords)
+        monkeypatch.setattr(parts, "read_unit", read_unit)
+        await store.cancel_task(task.task_id, auth=ALICE)
+        return seen
+
+    monkeypatch.setattr(parts, "read_unit", cancelled_meanwhile)
+    parts.waiting.notify(task.task_id)
+
+    with pytest.raises(TaskFinishedError):
+        await asyncio.wait_for(asking, 10)
