@@ -289,6 +289,8 @@ class Checker:
             dead = [life.ended_at for life in holders if life.ended_at is not None and life.ended_at <= at]
             if dead:
                 self.longest_recovery_ms = max(self.longest_recovery_ms, at - min(dead))
+            elif attempt not in known.holders and Character(known.name).declines:
+                self.counts["declined to run again"] += 1
             elif attempt not in known.holders and told_to_end:
                 # Its creation or claim was under way when the store was closed, and nobody heard of it.
                 self.counts["unacknowledged beside a close"] += 1

@@ -24,6 +24,7 @@ from taskstore import (
     IllegalTransitionError,
     LeaseLostError,
     OnCrash,
+    OwnerKind,
     StoreOptions,
     Task,
     TaskHandle,
@@ -47,6 +48,7 @@ ONCE, AGAIN = "once", "again"  # the names of the two tools there are
 
 
 QUESTION: dict[str, JsonValue] = {"who": {"method": "elicitation/create", "params": {}}}
+CALLER: dict[str, JsonValue] = {"capabilities": {"elicitation": {}}}
 
 
 class Character:
@@ -59,10 +61,14 @@ class Character:
         self.is_error = draw.random() < 0.1
         self.is_brief = draw.random() < 0.1  # expires soon, for the sweep
         self.is_keyed = not self.is_brief and draw.random() < 0.3
-        self.is_deleted = draw.random() < 0.05
-        self.asks = draw.random() < 0.1
-        self.is_run_again = not self.is_brief and draw.random() < 0.3
+        weights = [100, 0, 0, 0] if self.is_brief else [55, 25, 10, 10]
+        self.on_crash = draw.choices([OnCrash.FAIL, OnCrash.RETRY, OnCrash.ASK, OnCrash.EXTERNAL], weights)[0]
+        self.is_run_again = self.on_crash in (OnCrash.RETRY, OnCrash.ASK)
         self.parks = self.is_run_again and draw.random() < 0.3
+        # What is external is reported by several processes at once, which know nothing of each other.
+        self.is_deleted = self.on_crash is not OnCrash.EXTERNAL and draw.random() < 0.05
+        self.asks = self.on_crash is not OnCrash.EXTERNAL and draw.random() < 0.1
+        self.declines = self.on_crash is OnCrash.ASK and draw.random() < 0.3  # to have it run again
         self.steps = draw.choice([0, 0, 1, 3])
         self.result = {"name": name, "blob": draw.randbytes(draw.choice([0, 10, 200, 200, 5000])).hex()}
         self.error = {"code": -32000, "message": f"{name} failed", "data": {"name": name}}
@@ -74,8 +80,9 @@ class Character:
 
 
 def options(seed: int) -> StoreOptions:
-    """Return the options of every store of the laboratory."""
+    """Return the options of every store of the laboratory; payloads are sealed where the seed is odd."""
     return StoreOptions(
+        keys=(random.Random(seed).randbytes(32),) if seed % 2 else (),
         migrate=True,
         lease=LEASE,
         heartbeat=HEARTBEAT,
@@ -198,14 +205,15 @@ class _Worker:
             auth=ALICE,
             method=name,
             name=AGAIN if character.is_run_again else ONCE,
-            on_crash=OnCrash.RETRY if character.is_run_again else OnCrash.FAIL,
+            on_crash=character.on_crash,
+            caller=CALLER,
             request={"name": name},
             ttl=BRIEF if character.is_brief else timedelta(days=1),
             idempotency_key=name if character.is_keyed else None,
         )
         self._log.note("created", name=name, task=task.task_id, existing=task.existing)
-        if task.existing:
-            return
+        if task.existing or character.on_crash is OnCrash.EXTERNAL:
+            return  # what is external is reported by whoever finds it
         async with store.handle(task) as handle:
             if character.parks:
                 await self._insist(lambda: handle.park(QUESTION, state={"name": name}))
@@ -289,6 +297,9 @@ class _Worker:
                 for task in asking.tasks:
                     await self._answer(store, task)
                 working = (await store.list_tasks(auth=ALICE, status=TaskStatus.WORKING, limit=20)).tasks
+                for task in working:
+                    if task.owner_kind is OwnerKind.EXTERNAL and Character(task.method).ends != "leave":
+                        await self._report(store, task)
                 leaving = [task for task in working if Character(task.method).ends == "leave"]
                 if leaving:
                     await self._cancel(store, self._random.choice(leaving))
@@ -300,10 +311,23 @@ class _Worker:
     async def _answer(self, store: TaskStore, task: Task) -> None:
         try:
             details = await store.get_details(task.task_id, auth=ALICE)
-            answers: dict[str, JsonValue] = {key: {"answer": task.method} for key in details.input_requests}
+            agrees: dict[str, JsonValue] = {"action": "accept", "content": {"again": True}}
+            again: JsonValue = {"action": "decline"} if Character(task.method).declines else agrees
+            answers: dict[str, JsonValue] = {
+                key: {"answer": task.method} if request in QUESTION.values() else again
+                for key, request in details.input_requests.items()
+            }
             await store.answer_inputs(task.task_id, answers, auth=ALICE)
         except TaskNotFoundError:
             pass  # brief
+
+    async def _report(self, store: TaskStore, task: Task) -> None:
+        """Say what the work elsewhere came to; any process may know it, and several at once."""
+        try:
+            handle = await store.operator.handle(task.task_id)
+            await self._use(store, Character(task.method), handle)
+        except (LeaseLostError, IllegalTransitionError, TaskNotFoundError) as error:
+            self._log.note("refused", name=task.method, error=type(error).__name__)
 
     async def _cancel(self, store: TaskStore, task: Task) -> None:
         try:
