@@ -319,10 +319,8 @@ class TaskHandle:
                 if lost:
                     raise LeaseLostError(self.task_id)
                 if operations.is_due(task, call):
-                    # The refusal of this write ends the task, and says so.
-                    await self._write(
-                        partial(operations.report_progress, fence=self._fence, said=Progress(), call=call)
-                    )
+                    await self._end_due(call)
+                    continue
                 waiter.version = task.version
                 await asyncio.wait({asyncio.wrap_future(change)}, timeout=operations.seconds_to_ttl(task, call))
 
@@ -451,10 +449,14 @@ class TaskHandle:
                 if task.is_finished or self._stop_work:
                     return
                 if operations.is_due(task, call):
-                    await self._host.write_unit(partial(operations.end_if_due, task_id=self.task_id, call=call))
-                    self._host.waiting.notify(self.task_id)
+                    await self._end_due(call)
                     continue
                 waiter.version = task.version
                 # Nobody may write anything at the ttl, and so nobody would wake this.
                 pause = operations.seconds_to_ttl(task, call)
                 await asyncio.wait({asyncio.wrap_future(change)}, timeout=pause)
+
+    async def _end_due(self, call: Call) -> None:
+        """Fail the task, whose ttl has passed; the next look finds it finished."""
+        await self._host.write_unit(partial(operations.end_if_due, task_id=self.task_id, call=call))
+        self._host.waiting.notify(self.task_id)

@@ -3,21 +3,20 @@
 import asyncio
 import json
 import logging
-import re
 import secrets
 import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from enum import Enum
 from functools import partial
 from typing import Final, TypeVar
 
 from pydantic import JsonValue
 
-from taskstore import migrate, operations, payload, statements
-from taskstore.binding import AuthContext, Binding, new_task_id, shorten
+from taskstore import migrate, operations, payload, rows, statements
+from taskstore.binding import AuthContext, Binding, shorten
 from taskstore.clock import Clock
 from taskstore.database import Database, WouldBlockError
 from taskstore.errors import (
@@ -32,7 +31,7 @@ from taskstore.errors import (
 from taskstore.handle import TaskHandle
 from taskstore.instances import Instance, Judge, Verdict, read_instances
 from taskstore.operations import Call, Fence, Limits, Refused, Row, Transaction
-from taskstore.options import StoreOptions, whole_milliseconds
+from taskstore.options import StoreOptions
 from taskstore.recovery import Recovery, UpkeepTurn
 from taskstore.scheduler import MaintenanceScheduler
 from taskstore.task import (
@@ -66,12 +65,7 @@ class Default(Enum):
 
 DEFAULT: Final = Default.DEFAULT
 
-_LONGEST_ID = 200
-_LAST_VERSION = 2**63 - 1
-LONGEST_SPAN_MS = 10**14  # an instant after it is still one that a datetime can hold
 _FINGERPRINT = "binding_fingerprint"
-_EMPTY_ROW: Row = dict.fromkeys(column.name for column in statements.tasks.c)
-_MAX_ATTEMPTS, _MOST_ATTEMPTS = 3, 1_000_000
 _QUEUE_PAGE = 100
 _CLAIM_INTERVAL = timedelta(seconds=1)
 _CANCELLED = "The task was cancelled by request."
@@ -143,26 +137,34 @@ class _Parts:
             return await self.read_unit(unit, call, snapshot=snapshot)
         return _value(value, call)
 
-    def cancel_unwanted(self, creating: "asyncio.Future[Task | Refused]") -> None:
-        """Cancel the task of a create whose caller is gone: nobody will ever run it."""
-        if creating.cancelled() or creating.exception() is not None:
-            return
-        task = creating.result()
+    async def take(self, unit: Callable[[Transaction], T], *, undo: Callable[[T], None]) -> T:
+        """Run a unit that gives this process a task; undo that if the caller is gone, as nobody will ever run it.
+
+        Shielded, since a caller that is cancelled cannot tell whether its unit had begun.
+        """
+        taking = self.database.write_soon(unit)
+
+        def undo_if_done(taking: "asyncio.Future[T]") -> None:
+            if not taking.cancelled() and taking.exception() is None:
+                with suppress(DatabaseUnavailableError):  # closed: the hand-over has decided over it
+                    undo(taking.result())
+
+        try:
+            return await asyncio.shield(taking)
+        except asyncio.CancelledError:
+            taking.add_done_callback(undo_if_done)
+            raise
+
+    def cancel_created(self, task: Task | Refused) -> None:
         if isinstance(task, Task) and not task.existing:
             message = self.rules.cipher.seal(payload.encode(_CANCELLED), "tasks", "status_message", task.task_id)
-            unit = partial(operations.cancel_task, task_id=task.task_id, call=self.operator_call(), message=message)
-            with suppress(DatabaseUnavailableError):  # closed: the hand-over has failed it
-                self.database.write(unit)
+            call = self.operator_call()
+            self.database.write(partial(operations.cancel_task, task_id=task.task_id, call=call, message=message))
 
-    def unclaim_unwanted(self, claiming: "asyncio.Future[Claim | None]") -> None:
-        """Queue a claimed task again whose claimer is gone: nobody here will ever run it."""
-        if claiming.cancelled() or claiming.exception() is not None:
-            return
-        claim = claiming.result()
+    def unclaim(self, claim: Claim | None) -> None:
         if claim is not None:
             fence = Fence(claim.task.task_id, self.writer, claim.task.attempt)
-            with suppress(DatabaseUnavailableError):  # closed: the hand-over has decided over it
-                self.database.write(partial(operations.unclaim, fence=fence, call=self.operator_call()))
+            self.database.write(partial(operations.unclaim, fence=fence, call=self.operator_call()))
 
     def let_go(self, fence: Fence) -> None:
         # The loop's thread and the heartbeat's may both come here.
@@ -367,8 +369,19 @@ class TaskStore:
         """
         parts = self._parts
         call = await parts.requestor(auth)
-        values = self._row(call, ttl, poll_interval, method, name, request, session_id)
-        values.update(_policy(OnCrash(on_crash), max_attempts))
+        values = rows.created(
+            call,
+            server=parts.options.server,
+            session_digest=_session_digest(parts, session_id),
+            ttl_ms=self._ttl_ms(ttl),
+            poll_interval=poll_interval,
+            method=method,
+            name=name,
+            request=request,
+        )
+        values.update(rows.policy(OnCrash(on_crash), max_attempts))
+        if not parts.writer:
+            raise LeaseLostError(values["task_id"])
         if parent_task_id is not None:
             values["parent_task_id"] = _checked(parent_task_id, "parent_task_id")
         if caller is not None:
@@ -383,13 +396,7 @@ class TaskStore:
             values["request"] = parts.rules.cipher.seal(values["request"], "tasks", "request", values["task_id"])
         unit = partial(operations.create_task, values=values, call=call)
         with parts.taking(values["task_id"]):
-            creating = parts.database.write_soon(unit)
-            try:
-                # Shielded: a caller that is cancelled cannot tell whether its unit had begun.
-                task = _value(await asyncio.shield(creating), call)
-            except asyncio.CancelledError:
-                creating.add_done_callback(parts.cancel_unwanted)
-                raise
+            task = _value(await parts.take(unit, undo=parts.cancel_created), call)
             if task.existing:
                 parts.waiting.notify(task.task_id)  # if it was due, this create has ended it
                 return task
@@ -598,55 +605,13 @@ class TaskStore:
         """Delete expired tasks; the upkeep does it too, and no read depends on it."""
         return await asyncio.to_thread(self._parts.recovery.sweep)
 
-    def _row(
-        self,
-        call: Call,
-        ttl: timedelta | None | Default,
-        poll_interval: timedelta | None,
-        method: str,
-        name: str | None,
-        request: JsonValue | Mapping[str, JsonValue],
-        session_id: str | None,
-    ) -> Row:
-        parts = self._parts
-        ttl_ms = self._ttl_ms(ttl)
-        payload.check_type(poll_interval, timedelta | None, "poll_interval")
-        if poll_interval is not None:
-            _check_span("poll_interval", poll_interval)
-        row: Row = _EMPTY_ROW | {
-            "task_id": new_task_id(call.now),
-            "auth_key": call.auth_key,
-            "server": parts.options.server,
-            "method": payload.check_text(method, "$.method"),
-            "name": None if name is None else payload.check_text(name, "$.name"),
-            "session_digest": _session_digest(parts, session_id),
-            "status": TaskStatus.WORKING.value,
-            "is_error": False,
-            "created_at": call.now,
-            "last_updated_at": call.now,
-            "ttl_ms": ttl_ms,
-            "expires_at": None if ttl_ms is None else call.now + ttl_ms,
-            "poll_interval_ms": None if poll_interval is None else _span_ms("poll_interval", poll_interval),
-            "owner_kind": OwnerKind.INSTANCE.value,
-            "instance_id": parts.writer,
-            "attempt": 1,
-            "crashes": 0,
-            "version": 1,
-            "request": None if request is None else parts.rules.encode(request, "$.request"),
-        }
-        if not parts.writer:
-            raise LeaseLostError(row["task_id"])
-        return row
-
     def _ttl_ms(self, ttl: timedelta | Default | None) -> int | None:
         options = self._parts.options
         payload.check_type(ttl, timedelta | Default | None, "ttl")
         asked = options.default_ttl if isinstance(ttl, Default) else ttl
-        if asked is not None:
-            _check_span("ttl", asked)
         if options.max_ttl is not None:
             asked = options.max_ttl if asked is None else min(asked, options.max_ttl)
-        return None if asked is None else _span_ms("ttl", asked)
+        return None if asked is None else rows.span_ms("ttl", asked)
 
 
 class OperatorView:
@@ -734,8 +699,7 @@ class OperatorView:
         payload.check_type(owner, AuthContext | None, "owner")
         parts = self._parts
         call = parts.operator_call()
-        values = _imported(parts, details)
-        values["auth_key"] = parts.binding.auth_key(owner)
+        values = rows.imported(details, call) | {"auth_key": parts.binding.auth_key(owner)}
         unit = partial(operations.import_task, values=values, outcome=details.outcome, call=call)
         task = await parts.write_unit(unit, call)
         if not task.existing:
@@ -821,13 +785,7 @@ async def _claim(parts: _Parts, task_id: str) -> Claim | None:
     instance_id, call = parts.writer, parts.operator_call()
     unit = partial(operations.claim_task, task_id=task_id, instance_id=instance_id, call=call)
     with parts.taking(task_id):
-        claiming = parts.database.write_soon(unit)
-        try:
-            # Shielded: a caller that is cancelled cannot tell whether its unit had begun.
-            claim = await asyncio.shield(claiming)
-        except asyncio.CancelledError:
-            claiming.add_done_callback(parts.unclaim_unwanted)
-            raise
+        claim = await parts.take(unit, undo=parts.unclaim)
         if claim is not None:
             parts.held[task_id] = Fence(task_id, instance_id, claim.task.attempt)
     if claim is not None:
@@ -848,7 +806,7 @@ async def _list_events(parts: _Parts, task_id: str, call: Call, after: int) -> l
     payload.check_type(after, int, "after")
     await _read_task(parts, task_id, call)
     # PostgreSQL and SQLite have no integer beyond; before and after all versions everything is the same.
-    within = max(0, min(after, _LAST_VERSION))
+    within = max(0, min(after, rows.LAST_VERSION))
     unit = partial(operations.list_events, task_id=task_id, call=call, after=within)
     return await parts.read_unit(unit, call, snapshot=True)
 
@@ -893,99 +851,6 @@ async def _list_tasks(
     return TaskPage(tasks=tasks, next_cursor=parts.binding.seal_cursor(position, scope))
 
 
-def _imported(parts: _Parts, details: TaskDetails) -> Row:
-    """Make the row of a task that was kept elsewhere, but for whose it is.
-
-    Raises:
-        ValueError: The record contradicts itself, or its id can be none of ours.
-        PayloadError: The outcome or a text cannot be stored.
-    """
-    task, outcome = details.task, details.outcome
-    if not re.fullmatch(f"[A-Za-z0-9._-]{{1,{_LONGEST_ID}}}", task.task_id):
-        raise ValueError(f"A task id has 1 to {_LONGEST_ID} letters, digits and characters of ._-, not others.")
-    _check_record(task)
-    _check_outcome(task, outcome)
-    stored: Row = {}
-    for column, value in (
-        ("status_message", task.status_message),
-        ("result", outcome.result if outcome is not None and task.status is TaskStatus.COMPLETED else None),
-        ("error", None if outcome is None else outcome.error),
-    ):
-        if value is not None or (column == "result" and task.status is TaskStatus.COMPLETED):
-            encoded = parts.rules.encode(value, f"$.{column}")
-            stored[column] = parts.rules.cipher.seal(encoded, "tasks", column, task.task_id)
-    created_at, updated_at = operations.milliseconds(task.created_at), operations.milliseconds(task.last_updated_at)
-    ttl_ms = None if task.ttl is None else _span_ms("ttl", task.ttl)
-    owner_kind = task.owner_kind if task.is_finished else OwnerKind.INSTANCE
-    return (
-        _EMPTY_ROW
-        | {
-            "task_id": task.task_id,
-            "server": payload.check_text(task.server, "$.server"),
-            "method": payload.check_text(task.method, "$.method"),
-            "name": None if task.name is None else payload.check_text(task.name, "$.name"),
-            "status": task.status.value,
-            "is_error": task.is_error,
-            "progress": task.progress,
-            "progress_total": task.progress_total,
-            "created_at": created_at,
-            "last_updated_at": updated_at,
-            "finished_at": None if task.finished_at is None else operations.milliseconds(task.finished_at),
-            "ttl_ms": ttl_ms,
-            "expires_at": None if ttl_ms is None else created_at + ttl_ms,
-            "poll_interval_ms": None if task.poll_interval is None else _span_ms("poll_interval", task.poll_interval),
-            "owner_kind": owner_kind.value,
-            "instance_id": "" if owner_kind is OwnerKind.INSTANCE else None,  # no process of ours
-            "attempt": task.attempt,
-            "crashes": task.crashes,
-            "version": task.version,
-            "cancel_requested_at": updated_at if task.cancel_requested else None,
-            **_policy(OnCrash.FAIL, None),
-        }
-        | stored
-    )
-
-
-def _check_record(task: Task) -> None:
-    """Let no number or instant through that a database cannot store, or that could not be read again."""
-    for name, number in (("progress", task.progress), ("progress_total", task.progress_total)):
-        if number is not None:
-            payload.check_number(number, name)
-    for name, count, least, most in (
-        ("attempt", task.attempt, 1, _MOST_ATTEMPTS),
-        ("crashes", task.crashes, 0, _MOST_ATTEMPTS),
-        ("version", task.version, 1, _LAST_VERSION // 2),
-    ):
-        if not least <= count <= most:
-            raise ValueError(f"{name} must be {least} to {most}, not {count}.")
-    for name, at in (
-        ("created_at", task.created_at),
-        ("last_updated_at", task.last_updated_at),
-        ("finished_at", task.finished_at),
-    ):
-        if at is not None and at.tzinfo is None:
-            raise ValueError(f"{name} must be an aware datetime, not {at}, which names no instant.")
-    for name, span in (("ttl", task.ttl), ("poll_interval", task.poll_interval)):
-        if span is not None:
-            _check_span(name, span)
-    if task.ttl is not None and task.ttl > datetime.max.replace(tzinfo=UTC) - task.created_at:
-        raise ValueError(f"A ttl of {task.ttl} after {task.created_at} is beyond every calendar.")
-
-
-def _check_outcome(task: Task, outcome: Outcome | None) -> None:
-    """Let only such an outcome through as a task of this status can have."""
-    if task.is_finished != (task.finished_at is not None) or task.is_finished != (outcome is not None):
-        raise ValueError(f"A task that is {task.status} has {'' if task.is_finished else 'no '}outcome and finish.")
-    if outcome is None:
-        return
-    error = outcome.error
-    is_error = isinstance(error, dict) and isinstance(error.get("code"), int) and isinstance(error.get("message"), str)
-    if (task.status is TaskStatus.FAILED) != is_error or (error is not None and not is_error):
-        raise ValueError("A failed task, and only it, has an error: an object with code and message.")
-    if outcome.result is not None and task.status is not TaskStatus.COMPLETED:
-        raise ValueError(f"A task that is {task.status} has no result.")
-
-
 def _position(binding: Binding, cursor: str, scope: str) -> tuple[int, str]:
     position = binding.open_cursor(cursor, scope)
     if position is None:
@@ -1003,31 +868,6 @@ def _idempotency(binding: Binding, auth: AuthContext, key: str, values: Row) -> 
     }
 
 
-def _policy(on_crash: OnCrash, max_attempts: int | None) -> Row:
-    """Make the columns that say what becomes of a task when its process is gone."""
-    if max_attempts is not None:
-        payload.check_type(max_attempts, int, "max_attempts")
-        if not 1 <= max_attempts <= _MOST_ATTEMPTS:
-            raise ValueError(f"max_attempts must be 1 to {_MOST_ATTEMPTS}, not {max_attempts}.")
-    again = on_crash in (OnCrash.RETRY, OnCrash.ASK)
-    columns: Row = {"on_crash": on_crash.value, "max_attempts": max_attempts or (_MAX_ATTEMPTS if again else 1)}
-    if on_crash is OnCrash.EXTERNAL:
-        columns |= {"owner_kind": OwnerKind.EXTERNAL.value, "instance_id": None}
-    return columns
-
-
-def _check_span(name: str, span: timedelta) -> None:
-    if span < timedelta(0):
-        raise ValueError(f"{name} must not be negative, but is {span}.")
-
-
-def _span_ms(name: str, span: timedelta) -> int:
-    ms = whole_milliseconds(span)
-    if ms > LONGEST_SPAN_MS:
-        raise ValueError(f"{name} is at most {LONGEST_SPAN_MS} ms, some 3,000 years; ask for None instead.")
-    return ms
-
-
 def _check_page(cursor: str | None, limit: int, limits: Limits) -> None:
     payload.check_type(cursor, str | None, "cursor")
     payload.check_type(limit, int, "limit")
@@ -1038,7 +878,7 @@ def _check_page(cursor: str | None, limit: int, limits: Limits) -> None:
 def _checked(task_id: str, what: str = "task_id") -> str:
     """Let nothing through to the database that cannot be an id of ours, such as text with a NUL."""
     payload.check_type(task_id, str, what)
-    if not (task_id.isascii() and task_id.isprintable() and len(task_id) <= _LONGEST_ID):
+    if not (task_id.isascii() and task_id.isprintable() and len(task_id) <= rows.LONGEST_ID):
         raise TaskNotFoundError(task_id)
     return task_id
 

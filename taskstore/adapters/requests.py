@@ -36,7 +36,8 @@ from taskstore.errors import (
     TaskNotFoundError,
     TaskStoreError,
 )
-from taskstore.store import LONGEST_SPAN_MS, Default, TaskStore
+from taskstore.rows import LONGEST_SPAN_MS
+from taskstore.store import Default, TaskStore
 from taskstore.task import Outcome, Task, TaskStatus
 
 logger = logging.getLogger("taskstore")

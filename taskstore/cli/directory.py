@@ -19,8 +19,9 @@ from taskstore.cli.target import Target
 from taskstore.clock import SYSTEM
 from taskstore.errors import PayloadError, TaskExistsError, TaskNotFoundError, TaskStoreError
 from taskstore.operations import instant
+from taskstore.rows import LONGEST_SPAN_MS
 from taskstore.schema import DEFAULT_PREFIX
-from taskstore.store import LONGEST_SPAN_MS, TaskStore
+from taskstore.store import TaskStore
 from taskstore.task import Outcome, OwnerKind, ReasonCode, Task, TaskDetails, TaskStatus
 
 _PAGE = 1000
