@@ -908,6 +908,7 @@ def _whose(call: Call) -> str:
 
 def _open(url: str, options: StoreOptions, *, observer: bool = False, binds: bool = False) -> _Parts:
     """Compose a store. An observer reads and decides, but is no instance: it runs nothing and migrates nothing."""
+    payload.check_type(options, StoreOptions, "options")
     database = Database(
         url,
         durability=options.durability,

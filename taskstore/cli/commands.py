@@ -177,15 +177,18 @@ def check_command(url: Url, as_json: AsJson = False, prefix: Prefix = DEFAULT_PR
     out = output.console()
     out.print(output.sheet([*facts, *((name, f"{counts[name]:,}") for name in counts)]))
     if health.orphans:
-        out.print(f"The processes of {health.orphans:,} live tasks are dead. Fail them now: taskstore recover {url}")
+        out.print(
+            f"The processes of {health.orphans:,} live tasks are dead. Decide over them now: taskstore recover {url}"
+        )
 
 
 @command("recover", "taskstore recover sqlite:///tasks.db", "taskstore recover URL --json")
 def recover_command(url: Url, as_json: AsJson = False, prefix: Prefix = DEFAULT_PREFIX, schema: Schema = None) -> None:
-    """Fail the live tasks of dead processes with CRASH_RECOVERY, as every server does when it starts.
+    """Decide over the live tasks of dead processes by their policy, as every server does when it starts.
 
-    Tasks of living processes are left alone. A process on another machine cannot be judged at a glance: a running
-    server does it, by watching its heartbeat for a whole lease.
+    They fail with CRASH_RECOVERY, or wait to be run again, or for their requestor to say whether to. Tasks of living
+    processes are left alone. A process on another machine cannot be judged at a glance: a running server does it, by
+    watching its heartbeat for a whole lease.
     """
     err = output.console(stderr=True)
     target = Target(url, prefix, schema)
@@ -197,6 +200,8 @@ def recover_command(url: Url, as_json: AsJson = False, prefix: Prefix = DEFAULT_
         output.print_json(
             {
                 "recovered": len(report.recovered),
+                "queued": len(report.queued),
+                "asked": len(report.asked),
                 "task_ids": list(report.recovered),
                 "dead_processes": report.dead_instances,
                 "unjudged_processes": unjudged,
@@ -207,6 +212,10 @@ def recover_command(url: Url, as_json: AsJson = False, prefix: Prefix = DEFAULT_
         f"{output.count(len(report.recovered), 'task', 'tasks')} recovered, "
         f"{output.count(report.dead_instances, 'dead process', 'dead processes')}."
     )
+    if report.queued or report.asked:
+        typer.echo(
+            f"{len(report.queued):,} of them wait to be run again, {len(report.asked):,} for their requestor's answer."
+        )
     if unjudged:
         processes = output.count(unjudged, "process", "processes")
         err.print(f"{processes} on other machines cannot be judged from here; running servers watch them.")
@@ -365,7 +374,7 @@ def recovery_of(database: Database, target: Target) -> Recovery:
 
 
 def _look_for_orphans(database: Database) -> tuple[int, int]:
-    """Count the tasks that recovery is going to fail, and the processes that cannot be judged from here."""
+    """Count the tasks that recovery is going to decide over, and the processes that cannot be judged from here."""
 
     def look(transaction: Transaction) -> tuple[list[Row], list[Row]]:
         return read_instances(transaction), transaction.rows(statements.HELD_BY, {})

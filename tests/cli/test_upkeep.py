@@ -23,19 +23,25 @@ WORKER = """
 import asyncio, json, sys
 from taskstore import AuthContext, TaskStore
 
-async def work(url):
+CALLER = {"capabilities": {"elicitation": {}}}
+
+async def work(url, policies):
     async with TaskStore.open(url) as store:
-        ids = [(await store.create_task(auth=AuthContext(subject="alice"))).task_id for _ in range(3)]
+        ids = [
+            (await store.create_task(auth=AuthContext(subject="alice"), on_crash=policy, caller=CALLER)).task_id
+            for policy in policies
+        ]
         print(json.dumps(ids), flush=True)
         await asyncio.Event().wait()
 
-asyncio.run(work(sys.argv[1]))
+asyncio.run(work(sys.argv[1], sys.argv[2:]))
 """
 
 
-def killed_worker(database_url: str) -> list[str]:
-    """Let a process create tasks and die; return their ids."""
-    with subprocess.Popen([sys.executable, "-c", WORKER, database_url], stdout=subprocess.PIPE) as worker:
+def killed_worker(database_url: str, *policies: str) -> list[str]:
+    """Let a process create a task of each policy, or three, and die; return their ids."""
+    command = [sys.executable, "-c", WORKER, database_url, *(policies or ["fail"] * 3)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as worker:
         assert worker.stdout is not None
         ids: list[str] = json.loads(worker.stdout.readline())
         worker.send_signal(signal.SIGKILL)
@@ -57,6 +63,20 @@ def test_recover_fails_what_a_killed_server_left(database_url: str, run: Any) ->
     shown = run("show", database_url, ids[0], "--json").json
     assert shown["outcome"]["error"]["data"]["reason"] == "CRASH_RECOVERY"
     assert (again.code, again.out) == (0, "0 tasks recovered, 0 dead processes.\n")
+
+
+def test_recover_says_what_waits_to_be_run_again(database_url: str, run: Any) -> None:
+    """Not all that is recovered failed: an operator who reads "2 recovered" may have two that still need a server."""
+    killed_worker(database_url, "fail", "retry", "ask")
+
+    recovered = run("recover", database_url)
+    killed_worker(database_url, "retry")
+    then = run("recover", database_url, "--json").json
+
+    assert recovered.out == (
+        "3 tasks recovered, 1 dead process.\n1 of them wait to be run again, 1 for their requestor's answer.\n"
+    )
+    assert (then["recovered"], then["queued"], then["asked"]) == (1, 1, 0)
 
 
 def test_check_says_how_to_recover(database_url: str, run: Any) -> None:

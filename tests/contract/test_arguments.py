@@ -194,6 +194,23 @@ def test_an_argument_of_a_wrong_type_is_named_and_nothing_is_written(target):
     assert target.dump() == before
 
 
+def test_options_of_a_wrong_type_are_named_and_no_database_is_made(tmp_path):
+    """A dictionary looks like options; what it breaks deep inside would not say so."""
+    path = tmp_path / "tasks.db"
+    url = f"sqlite:///{path}"
+
+    async def open_it():
+        async with TaskStore.open(url, options={"upkeep": False}):
+            pass
+
+    with pytest.raises(TypeError, match="options"):
+        asyncio.run(open_it())
+    with pytest.raises(TypeError, match="options"), SyncTaskStore.open(url, options={"upkeep": False}):
+        pass
+
+    assert not path.exists()
+
+
 @pytest.mark.parametrize("name", ["limit", "after", "since_version", "code", "value", "total"])
 def test_true_and_false_are_no_numbers(target, name):
     """They are in Python, and PostgreSQL refuses where SQLite stores a 1."""
