@@ -157,6 +157,10 @@ class Judge:
         self._watched = {key: watch for key, watch in self._watched.items() if key in verdicts}
         return verdicts
 
+    def forget(self) -> None:
+        """Watch everybody elsewhere afresh from the next look on: until now nobody could beat."""
+        self._watched.clear()
+
     def is_silent_or_dead(self, row: Row) -> bool:
         """Tell whether one instance is proven dead, or has not beaten for its lease, wherever it is; as ``judge``."""
         return self._watch(row) is Verdict.DEAD or self._is_proven_dead(row)
@@ -217,6 +221,8 @@ class Instance:
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._lock: int | None = None
+        self._beating = threading.Lock()
+        self._beaten_at = clock.monotonic()
         self.instance_id = ""
 
     def start(self) -> None:
@@ -256,7 +262,9 @@ class Instance:
             "beat": 0,
             "lease_ms": self._lease_ms,
         }
+        began = self._clock.monotonic()
         self._database.write_here(lambda transaction: transaction.execute(statements.REGISTER, row))
+        self._beaten_at = began
         # fail point: registered
         self.instance_id = instance_id
 
@@ -268,10 +276,20 @@ class Instance:
                 # Nothing to do but beat again: nobody is declared dead while nobody can reach the database.
                 logger.warning("Heartbeat of instance %s failed, trying again: %s", self.instance_id, error)
 
+    @property
+    def is_late(self) -> bool:
+        """Whether the last beat is so old that others may be about to take this process for dead, or have done so."""
+        late = self._clock.monotonic() - self._beaten_at > self._lease_ms / 2000
+        return late and self._thread is not None
+
     def beat(self) -> None:
         """Beat once; if the row is gone, register anew and tell."""
         # fail point: before-beat
-        if not self._database.write_here(partial(beat, instance_id=self.instance_id)):
+        with self._beating:  # the heartbeat's thread, and who takes a task when the beat is late
+            began = self._clock.monotonic()
+            if self._database.write_here(partial(beat, instance_id=self.instance_id)):
+                self._beaten_at = began
+                return
             evicted = self.instance_id
             self._register()
             logger.error(
@@ -292,10 +310,10 @@ def beat(transaction: Transaction, instance_id: str) -> bool:
     return transaction.row(statements.BEAT, {"instance_id": instance_id}) is not None
 
 
-def release(database: Database, instance_id: str) -> bool:
-    """Delete an instance's row unless a live task names it; tell whether it is gone."""
+def release(database: Database, instance_id: str, last_beat: int | None = None) -> bool:
+    """Delete an instance's row unless a live task names it, or it has beaten again; tell whether it is gone."""
     # fail point: before-release
-    unit = partial(_release, instance_id=instance_id)
+    unit = partial(_release, instance_id=instance_id, last_beat=last_beat)
     released = database.write(unit).result()
     path = database.lock_path(instance_id)
     if released and path is not None:
@@ -304,5 +322,5 @@ def release(database: Database, instance_id: str) -> bool:
     return released
 
 
-def _release(transaction: Transaction, instance_id: str) -> bool:
-    return transaction.row(statements.RELEASE, {"instance_id": instance_id}) is not None
+def _release(transaction: Transaction, instance_id: str, last_beat: int | None) -> bool:
+    return transaction.row(statements.RELEASE, {"instance_id": instance_id, "last_beat": last_beat}) is not None

@@ -716,7 +716,13 @@ class Decided:
 
 
 def recover_orphans(
-    transaction: Transaction, dead: str | None, *, call: Call, limit: int, reason: ReasonCode
+    transaction: Transaction,
+    dead: str | None,
+    *,
+    call: Call,
+    limit: int,
+    reason: ReasonCode,
+    last_beat: int | None = None,
 ) -> list[Decided]:
     """Decide over up to ``limit`` live tasks of an instance, each by its own policy.
 
@@ -724,10 +730,14 @@ def recover_orphans(
         dead: The instance, or None for tasks whose instance has no row.
         reason: CRASH_RECOVERY when it died, which counts as a crash of the task; SERVER_STOPPED when it stopped in
             good order.
+        last_beat: Spare them if the instance has beaten since that beat; None is whether or not.
 
     Returns:
         What became of them: failed, queued, or parked with a question.
     """
+    still = {"instance_id": dead, "last_beat": last_beat}
+    if last_beat is not None and transaction.row(statements.STILL_AT_BEAT, still) is None:
+        return []
     statement = statements.ORPHANS_OF_NOBODY if dead is None else statements.ORPHANS_OF
     orphans = transaction.rows(statement, {"instance_id": dead, "limit": limit})
     return _decide_over(transaction, sorted(orphans, key=_by_task_id), call, reason)

@@ -90,19 +90,23 @@ class Recovery:
             return self._recover(writer, progress)
 
     def _recover(self, writer: str, progress: Callable[[int], None]) -> RecoveryReport:
-        rows = [row for row in self._database.read(read_instances).result() if row["instance_id"] != writer]
-        # A full disk, or a lock that somebody keeps, lets everybody read and nobody beat. So a look at those elsewhere
-        # counts only if this judge itself can beat; without a row of its own it has no beat to tell.
-        if any(map(is_elsewhere, rows)) and not self._database.write(partial(beat, instance_id=writer)).result():
-            rows = [row for row in rows if not is_elsewhere(row)]
+        rows = self._others(writer)
+        if any(map(is_elsewhere, rows)):
+            self._make_sure_that_all_can_beat(writer)
+            rows = self._others(writer)
         verdicts = self._judge.judge(rows)
-        dead = [instance_id for instance_id, verdict in verdicts.items() if verdict is Verdict.DEAD]
+        # An instance elsewhere that beats once more, after this look and before the verdict is written, is spared.
+        dead = {
+            row["instance_id"]: row["beat"] if is_elsewhere(row) else None
+            for row in rows
+            if verdicts[row["instance_id"]] is Verdict.DEAD
+        }
         decided: list[Decided] = []
-        for instance_id in (*dead, None):
-            self._decide_over(instance_id, writer, ReasonCode.CRASH_RECOVERY, decided, progress)
-        for instance_id in dead:
+        for instance_id, last_beat in (*dead.items(), (None, None)):
+            self._decide_over(instance_id, writer, ReasonCode.CRASH_RECOVERY, decided, progress, last_beat)
+        for instance_id, last_beat in dead.items():
             # Not before its tasks are decided over: the row proves them orphans to whoever goes on if we die here.
-            release(self._database, instance_id)
+            release(self._database, instance_id, last_beat)
         report = RecoveryReport(
             recovered=tuple(each.task_id for each in decided),
             queued=tuple(each.task_id for each in decided if each.owner_kind is OwnerKind.QUEUED),
@@ -112,6 +116,22 @@ class Recovery:
         if decided or dead:
             logger.warning("Recovery: %d dead processes, %s.", len(dead), _counts(decided))
         return report
+
+    def _others(self, writer: str) -> list[Row]:
+        return [row for row in self._database.read(read_instances).result() if row["instance_id"] != writer]
+
+    def _make_sure_that_all_can_beat(self, writer: str) -> None:
+        """Let those elsewhere be watched afresh unless this judge itself could beat, and at once.
+
+        A full disk, or a lock that somebody keeps, lets everybody read and nobody beat; when it is over, who has not
+        beaten yet has had no chance to. A judge without a row has no beat to tell by.
+        """
+        began, beaten = self._clock.monotonic(), False
+        try:
+            beaten = self._database.write(partial(beat, instance_id=writer)).result()
+        finally:
+            if not beaten or self._clock.monotonic() - began > self._options.lease.total_seconds() / 3:
+                self._judge.forget()
 
     def hand_over(self, instance_id: str) -> None:
         """Decide over what this instance still holds and delete its row: it stops, so nobody waits for its lease."""
@@ -177,10 +197,16 @@ class Recovery:
         reason: ReasonCode,
         decided: list[Decided],
         progress: Callable[[int], None] = lambda recovered: None,
+        last_beat: int | None = None,
     ) -> None:
         while True:
             unit = partial(
-                operations.recover_orphans, dead=dead, call=self._call(writer), limit=RECOVERY_BATCH, reason=reason
+                operations.recover_orphans,
+                dead=dead,
+                call=self._call(writer),
+                limit=RECOVERY_BATCH,
+                reason=reason,
+                last_beat=last_beat,
             )
             batch = self._database.write(unit).result()
             for each in batch:

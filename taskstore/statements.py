@@ -445,7 +445,11 @@ _THIS_INSTANCE = instances.c.instance_id == _text("instance_id")
 BEAT = update(instances).where(_THIS_INSTANCE).values(beat=instances.c.beat + 1).returning(instances.c.beat)
 INSTANCES = select(instances)
 _HOLDS_LIVE = select(tasks.c.task_id).where(_IS_LIVE, tasks.c.instance_id == instances.c.instance_id).exists()
-RELEASE = delete(instances).where(_THIS_INSTANCE, ~_HOLDS_LIVE).returning(instances.c.instance_id)
+_IS_STILL = instances.c.beat == _number("last_beat")
+_IS_STILL_IF_ASKED = or_(_number("last_beat").is_(None), _IS_STILL)
+RELEASE = delete(instances).where(_THIS_INSTANCE, _IS_STILL_IF_ASKED, ~_HOLDS_LIVE).returning(instances.c.instance_id)
+# Until COMMIT, the beat waits: it cannot come between this look and the verdict that rests on it.
+STILL_AT_BEAT = select(instances.c.beat).where(_THIS_INSTANCE, _IS_STILL).with_for_update()
 
 _HELD_LIVE = and_(_IS_LIVE, tasks.c.owner_kind == _constant(OwnerKind.INSTANCE))
 _REGISTERED = select(instances.c.instance_id).where(instances.c.instance_id == tasks.c.instance_id).exists()

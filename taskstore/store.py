@@ -137,6 +137,14 @@ class _Parts:
             return await self.read_unit(unit, call, snapshot=snapshot)
         return _value(value, call)
 
+    async def beat_if_late(self) -> None:
+        """Show that this process lives before it takes on a task: it may have been suspended, or cut off.
+
+        Others may be about to take it for dead, and the new task with all that it holds, or have done so already.
+        """
+        if self.instance is not None and self.instance.is_late:
+            await asyncio.to_thread(self.instance.beat)
+
     async def take(self, unit: Callable[[Transaction], T], *, undo: Callable[[T], None]) -> T:
         """Run a unit that gives this process a task; undo that if the caller is gone, as nobody will ever run it.
 
@@ -368,6 +376,7 @@ class TaskStore:
             LeaseLostError: This store is an observer, and runs nothing.
         """
         parts = self._parts
+        await parts.beat_if_late()
         call = await parts.requestor(auth)
         values = rows.created(
             call,
@@ -782,6 +791,7 @@ async def _claim_one(parts: _Parts, names: frozenset[str]) -> Claim | None:
 
 
 async def _claim(parts: _Parts, task_id: str) -> Claim | None:
+    await parts.beat_if_late()
     instance_id, call = parts.writer, parts.operator_call()
     unit = partial(operations.claim_task, task_id=task_id, instance_id=instance_id, call=call)
     with parts.taking(task_id):

@@ -6,6 +6,7 @@ import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import partial
 
 import pytest
 from sqlalchemy import make_url, text
@@ -13,8 +14,12 @@ from sqlalchemy import make_url, text
 from taskstore import (
     DatabaseUnavailableError,
     EventKind,
+    OnCrash,
+    ReasonCode,
     TaskStatus,
+    operations,
 )
+from taskstore.instances import Verdict, release
 from tests.unit.outside import query
 
 from .conftest import ALICE
@@ -24,6 +29,13 @@ def run(store, sql, **params):
     """Change a row behind the store's back."""
     statement = text(sql)
     return store._parts.database.write(lambda transaction: transaction.execute(statement, params)).result()
+
+
+def move_elsewhere(store):
+    """Let a store's instance look as if it ran on another machine, where only its beat shows that it lives."""
+    run(
+        store, "UPDATE taskstore_instances SET machine_id = 'elsewhere' WHERE instance_id = :id", id=store._parts.writer
+    )
 
 
 async def test_the_verdict_does_not_name_the_process(store, peer, crash):
@@ -51,9 +63,7 @@ async def test_a_task_whose_instance_has_no_row_is_an_orphan(store, peer):
 async def test_an_instance_elsewhere_is_dead_only_after_its_beat_stood_still_for_a_lease(store, peer, clock):
     """No clock is compared with another one: the judge watches, by its own clock, for the whole lease."""
     task = await store.create_task(auth=ALICE)
-    run(
-        store, "UPDATE taskstore_instances SET machine_id = 'elsewhere' WHERE instance_id = :id", id=store._parts.writer
-    )
+    move_elsewhere(store)
     reports = [await peer.recover()]
     for _ in range(2):
         clock.advance(timedelta(seconds=10))
@@ -73,9 +83,7 @@ async def test_an_instance_elsewhere_is_dead_only_after_its_beat_stood_still_for
 async def test_an_outage_longer_than_the_lease_kills_nobody(store, peer, clock):
     """While the database is away nobody can beat and no judge can look; the first look after it proves nothing."""
     task = await store.create_task(auth=ALICE)
-    run(
-        store, "UPDATE taskstore_instances SET machine_id = 'elsewhere' WHERE instance_id = :id", id=store._parts.writer
-    )
+    move_elsewhere(store)
     await peer.recover()
 
     clock.advance(timedelta(hours=3))
@@ -111,23 +119,101 @@ def full_disk(url: str) -> Iterator[None]:
 async def test_a_database_that_takes_no_writes_for_longer_than_a_lease_kills_nobody(store, peer, clock, database_url):
     """Seen in the crash laboratory: on a full disk a judge saw that nobody beat, and could not know why."""
     task = await store.create_task(auth=ALICE)
-    run(
-        store, "UPDATE taskstore_instances SET machine_id = 'elsewhere' WHERE instance_id = :id", id=store._parts.writer
-    )
-    await peer.recover()
+    move_elsewhere(store)
+    reports = [await peer.recover()]
+    for _ in range(2):  # the instance was suspended, and is resumed when the disk is full
+        clock.advance(timedelta(seconds=10))
+        reports.append(await peer.recover())
     with full_disk(database_url):
         for _ in range(5):
             clock.advance(timedelta(seconds=10))
             with pytest.raises(DatabaseUnavailableError):
                 await peer.recover()
 
-    reports = [await peer.recover()]
+    reports.append(await peer.recover())
     for _ in range(2):
-        clock.advance(timedelta(seconds=9))
+        clock.advance(timedelta(seconds=10))
         reports.append(await peer.recover())
 
-    assert [report.recovered for report in reports] == [()] * 3
+    assert [report.recovered for report in reports] == [()] * 6
     assert (await store.handle(task).complete({})).status is TaskStatus.COMPLETED
+
+
+async def test_a_lock_that_was_kept_for_long_kills_nobody(store, peer, clock, monkeypatch):
+    """A judge that had to wait for its own beat knows that others waited too, and may not have beaten yet."""
+    task = await store.create_task(auth=ALICE)
+    move_elsewhere(store)
+    await peer.recover()
+    for _ in range(2):
+        clock.advance(timedelta(seconds=10))
+        await peer.recover()
+    database, write = peer._parts.database, peer._parts.database.write
+
+    def write_late(unit):
+        clock.advance(timedelta(seconds=11))
+        return write(unit)
+
+    monkeypatch.setattr(database, "write", write_late)
+    after = await peer.recover()
+    monkeypatch.undo()
+
+    assert after.recovered == ()
+    assert (await store.handle(task).complete({})).status is TaskStatus.COMPLETED
+
+
+async def test_an_instance_that_beats_before_the_verdict_is_written_is_spared(store, peer, clock):
+    """The write of a verdict may wait long for its turn; what it rests on must still be true when it comes."""
+    task = await store.create_task(auth=ALICE)
+    move_elsewhere(store)
+    instance_id = store._parts.writer
+    await peer.recover()
+    for _ in range(3):
+        clock.advance(timedelta(seconds=10))
+        (watched,) = [row for row in peer._parts.recovery._others("") if row["instance_id"] == instance_id]
+        verdict = peer._parts.recovery._judge.judge([watched])[instance_id]
+    run(store, "UPDATE taskstore_instances SET beat = beat + 1 WHERE instance_id = :id", id=instance_id)
+
+    call, crashed = peer._parts.operator_call(), ReasonCode.CRASH_RECOVERY
+    unit = partial(operations.recover_orphans, dead=instance_id, call=call, limit=10, reason=crashed)
+    decided = peer._parts.database.write(partial(unit, last_beat=watched["beat"])).result()
+    done = await store.handle(task).complete({})
+    released = release(peer._parts.database, instance_id, watched["beat"])
+
+    assert verdict is Verdict.DEAD
+    assert decided == []
+    assert done.status is TaskStatus.COMPLETED
+    assert not released
+
+
+async def test_a_process_that_was_suspended_beats_before_it_takes_a_task(store, peer, clock):
+    """Seen in the crash laboratory: taken for dead while it was suspended, it took tasks that were failed at once."""
+    suspended = store._parts.writer
+    run(store, "DELETE FROM taskstore_instances WHERE instance_id = :id", id=suspended)
+    clock.advance(timedelta(seconds=16))
+
+    task = await store.create_task(auth=ALICE)
+    report = await peer.recover()
+
+    assert store._parts.writer != suspended
+    assert report.recovered == ()
+    assert (await store.handle(task).complete({})).status is TaskStatus.COMPLETED
+
+
+async def test_a_process_that_was_suspended_beats_before_it_claims_a_task(store, peer, clock, crash):
+    """As for a create: the task that it runs again would be taken from it at once."""
+    lost = await peer.create_task(auth=ALICE, name="render", on_crash=OnCrash.RETRY)
+    crash(peer)
+    await store.recover()
+    run(store, "DELETE FROM taskstore_instances WHERE instance_id = :id", id=store._parts.writer)
+    clock.advance(timedelta(seconds=16))
+
+    claim = await store.claim_task(["render"])
+    report = await store.recover()
+
+    assert claim is not None
+    assert claim.task.task_id == lost.task_id
+    assert report.recovered == ()
+    assert (await store.handle(claim.task).complete({})).status is TaskStatus.COMPLETED
 
 
 async def test_an_evicted_instance_registers_anew_and_lets_go_of_its_work(store, peer):
