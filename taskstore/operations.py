@@ -819,12 +819,12 @@ def _can_be_asked(transaction: Transaction, task_id: str, call: Call) -> bool:
 
 def _run_again_question(orphan: Row) -> JsonValue:
     progress, total = orphan["progress"], orphan["progress_total"]
-    reached = f" at {progress / total:.0%}" if progress is not None and total else ""
+    reached = f"at {progress / total:.0%} of" if progress is not None and total else "during"
     return {
         "method": "elicitation/create",
         "params": {
             "mode": "form",
-            "message": f"The server stopped{reached} of {orphan['name'] or orphan['method']}. Run it again?",
+            "message": f"The server stopped {reached} {orphan['name'] or orphan['method']}. Run it again?",
             "requestedSchema": {
                 "type": "object",
                 "properties": {"again": {"type": "boolean", "title": "Run it again", "default": True}},

@@ -8,7 +8,7 @@ from datetime import timedelta
 import pytest
 from sqlalchemy import text
 
-from taskstore import CipherError, StoreOptions, TaskStatus, TaskStore, statements
+from taskstore import CipherError, OnCrash, StoreOptions, TaskStatus, TaskStore, statements
 
 from .conftest import ALICE
 
@@ -255,3 +255,20 @@ async def test_what_is_kept_for_another_run_survives_a_rotation(open_store):
     claim = await new.claim_task(["book"])
 
     assert (claim.caller, claim.state, claim.answers) == ({"token": MARKER}, {"step": MARKER}, {"a": MARKER})
+
+
+async def test_the_question_whether_to_run_again_is_sealed_and_asked_under_the_key_of_its_task(open_store, crash):
+    """Only who has a task's key can know whether its client can be asked; for anybody else it fails."""
+    lost, caller = [], {"capabilities": {"elicitation": {}}}
+    for _ in range(2):
+        store = await open_store(keys=[OLD])
+        lost.append(await store.create_task(auth=ALICE, name="send", on_crash=OnCrash.ASK, caller=caller))
+        crash(store)
+        judge = await open_store(keys=[NEW] if len(lost) == 1 else [OLD])
+        await judge.recover()
+    reader = await open_store(keys=[NEW, OLD])
+
+    failed, asked = [await reader.get_details(task.task_id, auth=ALICE) for task in lost]
+
+    assert failed.outcome.error["data"]["reason"] == "CRASH_RECOVERY"
+    assert [question["method"] for question in asked.input_requests.values()] == ["elicitation/create"]

@@ -4,7 +4,7 @@ from datetime import timedelta
 
 import pytest
 
-from taskstore import OwnerKind, TaskExistsError, TaskNotFoundError, TaskStatus
+from taskstore import EventKind, OwnerKind, TaskExistsError, TaskNotFoundError, TaskStatus
 from taskstore.testing import ManualClock
 
 from .conftest import ALICE, BOB, MINUTE
@@ -28,6 +28,22 @@ async def test_an_imported_task_is_its_new_owners(store, peer, finish):
         await store.operator.import_task(details, owner=ALICE)
 
 
+async def test_an_id_that_came_to_something_else_is_another_tasks(store, finish):
+    """An import that is repeated must find what it brought; to say so of another outcome would lose one of the two."""
+    task = await finish(store, {"pages": 3})
+    details = await store.operator.get_details(task.task_id)
+    other = details.outcome.model_copy(update={"result": {"pages": 4}})
+    cancelled = details.task.model_copy(update={"status": TaskStatus.CANCELLED})
+    nothing = details.outcome.model_copy(update={"result": None})
+
+    for changed in ({"outcome": other}, {"task": cancelled, "outcome": nothing}):
+        with pytest.raises(TaskExistsError):
+            await store.operator.import_task(details.model_copy(update=changed), owner=ALICE)
+
+    assert (await store.operator.import_task(details, owner=ALICE)).existing
+    assert (await store.get_outcome(task.task_id, auth=ALICE)).result == {"pages": 3}
+
+
 @pytest.mark.parametrize("owner_kind", list(OwnerKind))
 async def test_an_imported_live_task_fails_and_is_kept_for_a_while(store, clock: ManualClock, owner_kind):
     """Whoever held it, nobody here does; its requestor has the time to hear so, however old it is."""
@@ -42,7 +58,14 @@ async def test_an_imported_live_task_fails_and_is_kept_for_a_while(store, clock:
     clock.advance(14 * MINUTE)
 
     outcome = await store.get_outcome(task.task_id, auth=ALICE)
+    (event,) = await store.list_events(task.task_id, auth=ALICE)
     assert (failed.status, failed.attempt, failed.crashes) == (TaskStatus.FAILED, 2, 1)
+    assert (failed.version, event.version) == (details.task.version + 1,) * 2
+    assert (event.kind, event.from_status, event.to_status) == (
+        EventKind.IMPORTED,
+        TaskStatus.WORKING,
+        TaskStatus.FAILED,
+    )
     assert failed.ttl == timedelta(minutes=17)
     assert outcome.error["data"]["reason"] == "CRASH_RECOVERY"
     clock.advance(MINUTE)

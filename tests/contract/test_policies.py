@@ -305,7 +305,8 @@ async def test_a_requestor_who_agrees_has_the_task_run_again(store, peer, crash)
         "CRASH_RECOVERY: the server process that ran this task died before it finished; it waits to hear whether to "
         "run again."
     )
-    (question,) = details.input_requests.values()
+    ((key, question),) = details.input_requests.items()
+    assert key == "run-again-1"
     assert question == {
         "method": "elicitation/create",
         "params": {
@@ -370,6 +371,19 @@ async def test_a_client_that_cannot_ask_its_user_gets_the_verdict(store, peer, c
 
     assert report.asked == ()
     assert (await error_of(peer, task))["data"]["reason"] == "CRASH_RECOVERY"
+
+
+async def test_a_question_whether_to_run_again_names_no_progress_that_there_was_not(store, peer, crash):
+    """A task that died before its first report did not stop at 0 %, nor at none."""
+    task = await store.create_task(auth=ALICE, name="send", on_crash=OnCrash.ASK, caller=CAN_BE_ASKED)
+    await store.handle(task).progress(62)  # of an unknown total
+    crash(store)
+    await peer.recover()
+
+    details = await peer.get_details(task.task_id, auth=ALICE)
+
+    (question,) = details.input_requests.values()
+    assert question["params"]["message"] == "The server stopped during send. Run it again?"
 
 
 async def test_a_stranger_cannot_answer_whether_to_run_again(store, peer, crash):
@@ -476,6 +490,20 @@ async def test_a_parked_task_survives_its_process_and_goes_on_where_the_answer_a
     assert (claim.request, claim.state) == ({"to": "Rome"}, {"step": 2})
     assert claim.answers == {"name": "Ada", "seat": "12A"}
     assert claim.task.crashes == 0
+
+
+async def test_a_parked_task_without_a_ttl_waits_for_ever(open_store, clock):
+    """Nothing is counted down for it, by no read and by no sweep."""
+    store = await open_store(max_ttl=None)
+    task = await store.create_task(auth=ALICE, name="book", ttl=None)
+    await store.handle(task).park({"title": "Which?"})
+    clock.advance(timedelta(days=1000))
+
+    waited = await store.wait_for_task(task.task_id, auth=ALICE, timeout=timedelta(0))
+    swept = await store.sweep()
+
+    assert (waited.status, waited.ttl) == (TaskStatus.INPUT_REQUIRED, None)
+    assert (swept.ended, swept.deleted) == (0, 0)
 
 
 async def test_whoever_parked_a_task_can_say_nothing_more(store):

@@ -107,3 +107,12 @@ def test_ids_are_of_the_length_and_in_the_order_that_they_promise():
     assert len(new_instance_id()) == len("ins_") + 32
     assert new_instance_id().startswith("ins_")
     assert (shorten("x" * 18), shorten("x" * 19)) == ("x" * 18, "x" * 18 + "…")
+
+
+def test_half_a_character_in_a_name_makes_another_requestor():
+    """Tokens are foreign input: a lone surrogate in one must neither break a call nor make two users one."""
+    binding = Binding(SECRET)
+
+    keys = {binding.auth_key(AuthContext(subject=subject)) for subject in ("\ud800", "\udbff", "?", "\ufffd")}
+
+    assert len(keys) == 4

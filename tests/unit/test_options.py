@@ -38,3 +38,12 @@ def test_a_setting_that_makes_no_sense_is_refused_by_its_name(settings, names):
 def test_a_secret_does_not_show_in_the_representation():
     """Options end up in logs."""
     assert "hidden" not in repr(StoreOptions(binding_secret=b"hidden" * 4))
+
+
+def test_the_defaults_are_those_that_the_documentation_promises():
+    """Whoever embeds the store relies on them; a change is one for the changelog."""
+    options, limits = StoreOptions(), StoreOptions().limits
+
+    assert (options.lease, options.heartbeat) == (30 * SECOND, 10 * SECOND)
+    assert (limits.live_tasks, limits.stored_tasks, limits.reads_per_minute) == (None, None, None)
+    assert (limits.payload_bytes, limits.page_size) == (16 * 2**20, 1000)
