@@ -124,7 +124,8 @@ class BindingError(TaskStoreError):
 
     def __init__(self, database: str, *, has_secret: bool) -> None:
         remedy = (
-            "the binding_secret it was opened with before, or list that one in old_binding_secrets"
+            "the binding_secret it was opened with before, or list that one (None, if it had none) in "
+            "old_binding_secrets"
             if has_secret
             else "its binding_secret"
         )

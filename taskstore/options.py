@@ -28,8 +28,9 @@ class StoreOptions:
         min_retention: How long an outcome is kept after the finish, however short the ttl was.
         binding_secret: Keys the digests that bind tasks to requestors. Without one a random secret in the
             database does, so whoever can read the database could test a guess at who a requestor is.
-        old_binding_secrets: Secrets that the database was bound under before. A task of an auth context that is found
-            under one of them is bound under ``binding_secret`` when that auth context calls next.
+        old_binding_secrets: Secrets that the database was bound under before; None is the time when it had none. A
+            task of an auth context that is found under one of them is bound under ``binding_secret`` when that auth
+            context calls next.
         table_prefix: Of every table.
         schema: PostgreSQL schema of the tables; None is the connection's own.
         migrate: Whether opening brings the schema up to date. None: yes on SQLite, no on PostgreSQL.
@@ -63,7 +64,7 @@ class StoreOptions:
     tombstone_limit: int = 100_000
     payload_policy: Literal["refuse", "repair"] = "refuse"
     binding_secret: bytes | None = field(default=None, repr=False)
-    old_binding_secrets: Sequence[bytes] = field(default=(), repr=False)
+    old_binding_secrets: Sequence[bytes | None] = field(default=(), repr=False)
     keys: Sequence[bytes] = field(default=(), repr=False)
     table_prefix: str = DEFAULT_PREFIX
     schema: str | None = None
@@ -99,8 +100,7 @@ class StoreOptions:
             )
         if self.max_ttl is not None and (self.default_ttl is None or self.default_ttl > self.max_ttl):
             raise ValueError(f"default_ttl ({self.default_ttl}) must not exceed max_ttl ({self.max_ttl}).")
-        secrets = (*([] if self.binding_secret is None else [self.binding_secret]), *self.old_binding_secrets)
-        if any(len(secret) < 16 for secret in secrets):
+        if any(secret is not None and len(secret) < 16 for secret in (self.binding_secret, *self.old_binding_secrets)):
             raise ValueError("A binding_secret must have at least 16 bytes; make one with secrets.token_bytes(32).")
         check_keys(self.keys)
         check_identifier(self.table_prefix, "table_prefix")

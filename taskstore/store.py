@@ -976,9 +976,11 @@ def _open_bindings(database: Database, options: StoreOptions, *, observer: bool)
             known = database.write(partial(_settled, name=name, value=proposed)).result()
         return proposed if known is None else known
 
-    secret, former = options.binding_secret, [Binding(each) for each in options.old_binding_secrets]
     store_secret = settled("store_secret", secrets.token_bytes(32))
-    binding = Binding(store_secret if secret is None else secret)
+    secret = options.binding_secret
+    binding, *former = (
+        Binding(store_secret if each is None else each) for each in (secret, *options.old_binding_secrets)
+    )
     fingerprint = binding.fingerprint.encode()
     known = settled(_FINGERPRINT, fingerprint)
     if known == fingerprint:

@@ -46,13 +46,14 @@ async def test_every_component_of_an_auth_context_counts(store):
 OLD, NEW = b"the old secret, long enough", b"the new secret, long enough"
 
 
-async def test_a_new_binding_secret_takes_over_what_the_old_one_bound(open_store, finish):
-    """A secret must be replaceable, and nobody may lose a task by it."""
-    old = await open_store(binding_secret=OLD)
+@pytest.mark.parametrize("former", [OLD, None])
+async def test_a_new_binding_secret_takes_over_what_the_old_one_bound(open_store, finish, former):
+    """A secret must be replaceable, also where there was none at first, and nobody may lose a task by it."""
+    old = await open_store(binding_secret=former)
     done = await finish(old, {"pages": 10})
     live = await old.create_task(auth=ALICE, idempotency_key="once", request={"a": 1})
     bobs = await finish(old, auth=BOB)
-    new = await open_store(binding_secret=NEW, old_binding_secrets=[OLD])
+    new = await open_store(binding_secret=NEW, old_binding_secrets=[former])
 
     outcome = await new.get_outcome(done.task_id, auth=ALICE)
     listed = await new.list_tasks(auth=ALICE)
