@@ -20,7 +20,7 @@ from fastmcp.utilities.tasks import TaskConfig as FastMCPTaskConfig
 from mcp.server.context import HandlerResult, ServerRequestContext
 from mcp.shared.exceptions import MCPError
 from mcp_types import INTERNAL_ERROR, CallToolRequestParams, RequestParams
-from pydantic import JsonValue, RootModel
+from pydantic import RootModel
 
 from taskstore.adapters.fastmcp_context import (
     CurrentTask,
@@ -37,8 +37,7 @@ from taskstore.adapters.fastmcp_context import (
     store_progress,
     task_tools,
 )
-from taskstore.adapters.mcp_v2_context import run_tool, task_context
-from taskstore.adapters.mcp_v2_legacy import AugmentedContext, LegacyMiddleware
+from taskstore.adapters.mcp_v2_legacy import LegacyMiddleware
 from taskstore.adapters.mcp_v2_policy import TaskMode, TaskPolicy, check_span
 from taskstore.adapters.mcp_v2_requests import (
     IDENTIFIER,
@@ -49,10 +48,8 @@ from taskstore.adapters.mcp_v2_requests import (
     TaskRequests,
     check_options,
     open_store,
-    start_task,
 )
-from taskstore.adapters.mcp_v2_rerun import caller_of, request_of, run_again
-from taskstore.adapters.wire import create_task_result
+from taskstore.adapters.mcp_v2_rerun import run_again
 from taskstore.handle import TaskHandle
 from taskstore.options import StoreOptions
 from taskstore.runner import TaskRunner, Work, WorkParked, WorkResult
@@ -160,14 +157,17 @@ class TasksExtension(ServerExtension):
         self._drain = drain
         self._requests = TaskRequests(
             store=lambda: self.store,
+            runner=self._now_running,
+            mode_of=self._mode_of,
             serves_legacy=lambda: True,
             demands_token=lambda: self.server.auth is not None,
             access_token=get_access_token,
             resolve_auth=resolve_auth,
             compat=compat,
             result_mode=result_mode,
+            middleware=_Legacy,
         )
-        self._legacy = _Legacy(self._mode_of, self._requests.tells_apart, lesson=compat == "lesson")
+        self._legacy = self._requests.legacy
         self._store: TaskStore | None = None
         self._runner: TaskRunner | None = None
 
@@ -211,66 +211,31 @@ class TasksExtension(ServerExtension):
         """Run the call as a task when the tool's configuration and the client allow it, else inline."""
         ctx = sdk_context(context)
         tool = await find_tool(self.server, params)
-        policy = None if tool is None else _policy_of(tool.task_config)
+        policy = None if tool is None else _policy_of(tool.task_config, self._default_ttl)
         if tool is None or policy is None:
             return await call_next()
         if ctx is None or not is_client_call():
             if policy.mode == "required" and not is_in_task():
                 raise ToolError(f"Tool {params.name} runs only as a task, and only a client can ask for that.")
             return await call_next()
-        augmentation = ctx.augmentation if isinstance(ctx, AugmentedContext) else None
-        if not self._requests.must_be_task(policy, params.name, ctx, augmentation):
+        if not self._requests.must_be_task(policy, params, ctx):
             return await call_next()
-        is_first = params.input_responses is None and params.request_state is None
-        if policy.input_first and is_first and augmentation is None:
-            return await call_next()
-
-        auth, session_id = self._requests.auth_of(ctx), context.session_id
-        # Before anything runs: the work may change the params.
-        request, caller = request_of(params), self._caller(tool.task_config, policy, ctx, params.name)
-
-        async def work(handle: TaskHandle) -> WorkResult | WorkParked:
-            if augmentation is not None:
-                self._legacy.follow(ctx, self.store, auth, handle.task_id)
-            inside = task_context(ctx, handle, self._legacy.creator_of(handle.task_id))
-
-            async def call(inside: ServerRequestContext) -> HandlerResult:
-                return await call_in_task(self.server, params, inside, handle, tool=tool, session_id=session_id)
-
-            return await run_tool(params, inside, call)
-
-        task = await start_task(
-            self._now_running(),
-            work,
-            ctx,
-            auth=auth,
-            policy=policy,
-            augmentation=augmentation,
-            default_ttl=self._default_ttl,
-            default_poll_interval=tool.task_config.poll_interval,
-            name=params.name,
-            request=request,
-            caller=caller,
+        session_id, config = context.session_id, tool.task_config
+        headers = (
+            kept_headers(config.needs_headers) if isinstance(config, TaskConfig) and config.needs_headers else None
         )
-        if augmentation is None:
-            return _CreatedTask(dict(create_task_result(task)))
-        augmentation.task = task
-        return ToolResult(content=[])  # nobody's: the middleware answers with the task
 
-    def _caller(
-        self, config: FastMCPTaskConfig, policy: TaskPolicy, ctx: ServerRequestContext, tool_name: str
-    ) -> dict[str, JsonValue]:
-        """Keep what a later run needs to know of the caller, and what the tool asks for besides."""
-        caller = caller_of(ctx, self._requests.token_for(policy, tool_name))
-        if isinstance(config, TaskConfig) and config.needs_headers:
-            self._requests.check_sealed(f"Tool {tool_name} keeps headers")
-            caller["headers"] = kept_headers(config.needs_headers)
-        return caller
+        async def call(handle: TaskHandle, inside: ServerRequestContext) -> HandlerResult:
+            return await call_in_task(self.server, params, inside, handle, tool=tool, session_id=session_id)
+
+        created = await self._requests.run_as_task(call, policy, params, ctx, headers=headers)
+        # The empty result is nobody's: the middleware answers with the task.
+        return ToolResult(content=[]) if created is None else _CreatedTask(dict(created))
 
     async def _mode_of(self, tool_name: str) -> TaskMode | None:
         tool = await find_tool(self.server, CallToolRequestParams(name=tool_name))
-        policy = None if tool is None else _policy_of(tool.task_config)
-        return None if policy is None else policy.mode
+        mode = "forbidden" if tool is None else tool.task_config.mode
+        return None if mode == "forbidden" else mode
 
     def _now_running(self) -> TaskRunner:
         assert self._runner is not None, "there is a store, so there is a runner"
@@ -316,7 +281,7 @@ class _Rerun:
         return work
 
 
-def _policy_of(config: FastMCPTaskConfig) -> TaskPolicy | None:
+def _policy_of(config: FastMCPTaskConfig, default_ttl: timedelta | Default | None = DEFAULT) -> TaskPolicy | None:
     """Read how a tool runs as a task; None is never."""
     mode = config.mode
     if mode == "forbidden":
@@ -325,7 +290,7 @@ def _policy_of(config: FastMCPTaskConfig) -> TaskPolicy | None:
         config = TaskConfig(mode, config.poll_interval)
     return TaskPolicy(
         mode,
-        config.ttl,
+        default_ttl if config.ttl is DEFAULT else config.ttl,
         config.poll_interval,
         OnCrash(config.on_crash),
         config.max_attempts,

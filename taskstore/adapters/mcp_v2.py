@@ -25,11 +25,7 @@ from mcp_types import (
 )
 
 from taskstore.adapters.mcp_v2_client import PolledTask, RemoteTask, TaskCancelledError, TasksClient
-from taskstore.adapters.mcp_v2_context import run_tool, task_context
-from taskstore.adapters.mcp_v2_legacy import (
-    AugmentedContext,
-    LegacyMiddleware,
-)
+from taskstore.adapters.mcp_v2_legacy import LegacyMiddleware
 from taskstore.adapters.mcp_v2_listen import serve_tasks_on_listen
 from taskstore.adapters.mcp_v2_policy import TaskMode, TaskPolicies, TaskPolicy, check_span
 from taskstore.adapters.mcp_v2_requests import (
@@ -41,10 +37,8 @@ from taskstore.adapters.mcp_v2_requests import (
     TaskRequests,
     check_options,
     open_store,
-    start_task,
 )
-from taskstore.adapters.mcp_v2_rerun import RerunContext, caller_of, request_of, run_again
-from taskstore.adapters.wire import create_task_result
+from taskstore.adapters.mcp_v2_rerun import RerunContext, run_again
 from taskstore.handle import TaskHandle
 from taskstore.options import StoreOptions
 from taskstore.runner import TaskRunner, Work, WorkParked, WorkResult
@@ -138,6 +132,8 @@ class TasksExtension(Extension):
         self._policies = TaskPolicies()
         self._requests = TaskRequests(
             store=lambda: self.store,
+            runner=lambda: self._now_serving().runner,
+            mode_of=self._mode_of,
             serves_legacy=lambda: self.legacy in self._now_serving().server.middleware,
             demands_token=lambda: self._now_serving().server.settings.auth is not None,
             access_token=get_access_token,
@@ -145,7 +141,7 @@ class TasksExtension(Extension):
             compat=compat,
             result_mode=result_mode,
         )
-        self.legacy = LegacyMiddleware(self._mode_of, self._requests.tells_apart, lesson=compat == "lesson")
+        self.legacy = self._requests.legacy
         self._gate = anyio.Lock()
         self._serving: _Serving | None = None
 
@@ -193,7 +189,15 @@ class TasksExtension(Extension):
         Raises:
             ValueError: The mode or the policy is unknown, or a number is out of its range.
         """
-        policy = TaskPolicy(mode, ttl, poll_interval, OnCrash(on_crash), max_attempts, input_first, needs_token)
+        policy = TaskPolicy(
+            mode,
+            self._default_ttl if ttl is DEFAULT else ttl,
+            self._default_poll_interval if poll_interval is None else poll_interval,
+            OnCrash(on_crash),
+            max_attempts,
+            input_first,
+            needs_token,
+        )
 
         def bind(tool: ToolT) -> ToolT:
             self._policies.bind(tool, policy)
@@ -245,39 +249,15 @@ class TasksExtension(Extension):
         if isinstance(ctx, RerunContext):
             return await call_next(ctx)  # there is a task already, and this is its work
         policy = self._policy_of(params.name)
-        augmentation = ctx.augmentation if isinstance(ctx, AugmentedContext) else None
-        if policy is None or not self._requests.must_be_task(policy, params.name, ctx, augmentation):
-            return await call_next(ctx)
-        is_first = params.input_responses is None and params.request_state is None
-        if policy.input_first and is_first and augmentation is None:
+        if policy is None or not self._requests.must_be_task(policy, params, ctx):
             return await call_next(ctx)
 
-        auth = self._requests.auth_of(ctx)
-        # Before anything runs: the work may change the params.
-        request, caller = request_of(params), caller_of(ctx, self._requests.token_for(policy, params.name))
+        async def call(_: TaskHandle, inside: ServerRequestContext) -> HandlerResult:
+            return await call_next(inside)
 
-        async def work(handle: TaskHandle) -> WorkResult | WorkParked:
-            if augmentation is not None:
-                self.legacy.follow(ctx, self.store, auth, handle.task_id)
-            return await run_tool(params, task_context(ctx, handle, self.legacy.creator_of(handle.task_id)), call_next)
-
-        task = await start_task(
-            self._now_serving().runner,
-            work,
-            ctx,
-            auth=auth,
-            policy=policy,
-            augmentation=augmentation,
-            default_ttl=self._default_ttl,
-            default_poll_interval=self._default_poll_interval,
-            name=params.name,
-            request=request,
-            caller=caller,
-        )
-        if augmentation is None:
-            return dict(create_task_result(task))
-        augmentation.task = task
-        return CallToolResult(content=[])  # nobody's: the middleware answers with the task
+        created = await self._requests.run_as_task(call, policy, params, ctx)
+        # The empty result is nobody's: the middleware answers with the task.
+        return CallToolResult(content=[]) if created is None else dict(created)
 
     async def _mode_of(self, tool_name: str) -> TaskMode | None:
         policy = self._policy_of(tool_name)

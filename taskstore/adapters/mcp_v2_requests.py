@@ -1,11 +1,10 @@
-"""What every server on the SDK 2.x has in common, FastMCP's too, which sits on it: requests about tasks, and whose."""
+"""What every server on the SDK 2.x has in common, FastMCP's too: calls that become tasks, requests about them, whose."""
 
 import functools
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from datetime import timedelta
 from typing import Literal
 
 from mcp.server.auth.provider import AccessToken, principal_components
@@ -20,14 +19,17 @@ from mcp_types import (
     INVALID_PARAMS,
     INVALID_REQUEST,
     METHOD_NOT_FOUND,
+    CallToolRequestParams,
     RequestParams,
 )
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from pydantic import JsonValue
 
 from taskstore.adapters.local import local_user
-from taskstore.adapters.mcp_v2_legacy import LEGACY_VERSION, Augmentation, ask_on_stream
-from taskstore.adapters.mcp_v2_policy import TaskPolicy
+from taskstore.adapters.mcp_v2_context import run_tool, task_context
+from taskstore.adapters.mcp_v2_legacy import LEGACY_VERSION, AugmentedContext, LegacyMiddleware, ask_on_stream
+from taskstore.adapters.mcp_v2_policy import TaskMode, TaskPolicy
+from taskstore.adapters.mcp_v2_rerun import caller_of, request_of
 from taskstore.adapters.requests import (
     LIMIT_EXCEEDED,
     Params,
@@ -44,13 +46,13 @@ from taskstore.adapters.requests import (
     lesson_task_status,
     update_task,
 )
-from taskstore.adapters.wire import WireObject
+from taskstore.adapters.wire import WireObject, create_task_result
 from taskstore.binding import AuthContext
 from taskstore.errors import LimitExceededError, PayloadError, TaskStoreError
+from taskstore.handle import TaskHandle
 from taskstore.options import StoreOptions
-from taskstore.runner import TaskRunner, Work
-from taskstore.store import DEFAULT, Default, TaskStore
-from taskstore.task import Task
+from taskstore.runner import TaskRunner, WorkParked, WorkResult
+from taskstore.store import DEFAULT, TaskStore
 
 logger = logging.getLogger("taskstore")
 
@@ -60,6 +62,7 @@ TASK_VERSIONS = frozenset({LEGACY_VERSION, *MODERN_PROTOCOL_VERSIONS})  # all th
 Answer = Callable[[TaskStore, AuthContext | None, Params], Awaitable[WireObject]]
 Handler = Callable[[ServerRequestContext, RequestParams], Awaitable[HandlerResult]]
 ResolveAuth = Callable[[ServerRequestContext], AuthContext | None]
+CallInTask = Callable[[TaskHandle, ServerRequestContext], Awaitable[HandlerResult]]
 Compat = Literal["lesson"]
 ResultMode = Literal["block", "fail-fast"]
 
@@ -79,16 +82,19 @@ _LESSON_ANSWERS: Mapping[str, tuple[Answer | None, Answer | None]] = {
 
 
 class TaskRequests:
-    """Answers a server's requests about tasks, and knows whose request it is.
+    """Makes a server's tool calls tasks, answers its requests about tasks, and knows whose request it is.
 
     Args:
         store: Returns the open store; raises ``MCPError`` while there is none.
+        runner: Returns the runner of its tasks.
+        mode_of: Says how the tool of a name runs as a task; None is never.
         serves_legacy: Whether clients of MCP 2025-11-25 have tasks here.
         demands_token: Whether the server has authorization.
         access_token: Returns the access token of the request at hand.
         resolve_auth: Says whose request it is, in place of the token and of the local user.
         compat: Who else is served under MCP 2025-11-25.
         result_mode: Whether tasks/result of a live task waits, or is refused.
+        middleware: The type of ``legacy``, which serves clients of MCP 2025-11-25.
 
     Raises:
         ValueError: A mode is unknown, or needs another one.
@@ -98,12 +104,15 @@ class TaskRequests:
         self,
         *,
         store: Callable[[], TaskStore],
+        runner: Callable[[], TaskRunner],
+        mode_of: Callable[[str], Awaitable[TaskMode | None]],
         serves_legacy: Callable[[], bool],
         demands_token: Callable[[], bool],
         access_token: Callable[[], AccessToken | None],
         resolve_auth: ResolveAuth | None,
         compat: Compat | None,
         result_mode: ResultMode,
+        middleware: type[LegacyMiddleware] = LegacyMiddleware,
     ) -> None:
         if compat not in (None, "lesson"):
             raise ValueError(f'compat must be "lesson" or None, not {compat!r}.')
@@ -111,7 +120,8 @@ class TaskRequests:
             raise ValueError(f'result_mode must be "block" or "fail-fast", not {result_mode!r}.')
         if compat is None and result_mode == "fail-fast":
             raise ValueError('result_mode="fail-fast" needs compat="lesson": MCP 2025-11-25 has tasks/result wait.')
-        self._store = store
+        self.legacy = middleware(mode_of, self.tells_apart, lesson=compat == "lesson")
+        self._store, self._runner = store, runner
         self._serves_legacy = serves_legacy
         self._demands_token = demands_token
         self._access_token = access_token
@@ -158,25 +168,87 @@ class TaskRequests:
         except MCPError:  # its requests about tasks will be refused alike
             return False
 
-    def must_be_task(
-        self, policy: TaskPolicy, tool_name: str, ctx: ServerRequestContext, augmentation: Augmentation | None
-    ) -> bool:
+    def must_be_task(self, policy: TaskPolicy, params: CallToolRequestParams, ctx: ServerRequestContext) -> bool:
         """Tell whether a call of a tool is to become a task now, as its policy and the client allow; else it is inline.
 
         Raises:
             MCPError: The tool runs only as a task, and this client cannot have one.
         """
-        if augmentation is not None:
+        if isinstance(ctx, AugmentedContext):
             return True
         if policy.mode == "optional" and not _is_declared(ctx):
             return False
         if ctx.protocol_version not in MODERN_PROTOCOL_VERSIONS:
             problem = f"runs only as a task, which protocol version {ctx.protocol_version} cannot carry here"
-            raise MCPError(METHOD_NOT_FOUND, f"Tool {tool_name} {problem}; use {MODERN_PROTOCOL_VERSIONS[-1]}.")
+            raise MCPError(METHOD_NOT_FOUND, f"Tool {params.name} {problem}; use {MODERN_PROTOCOL_VERSIONS[-1]}.")
         require_client_extension(ctx, IDENTIFIER)
-        return True
+        is_first = params.input_responses is None and params.request_state is None
+        return not (policy.input_first and is_first)
 
-    def token_for(self, policy: TaskPolicy, tool_name: str) -> AccessToken | None:
+    async def run_as_task(
+        self,
+        call: CallInTask,
+        policy: TaskPolicy,
+        params: CallToolRequestParams,
+        ctx: ServerRequestContext,
+        *,
+        headers: Mapping[str, JsonValue] | None = None,
+    ) -> WireObject | None:
+        """Make a tool call a task, which runs from then on.
+
+        Args:
+            call: Calls the tool, once or more, in the context that it gets inside the task.
+            headers: Those of the request that the tool needs in later runs; None if it needs none.
+
+        Returns:
+            The CreateTaskResult; None for a client of MCP 2025-11-25, which the middleware answers with the task.
+
+        Raises:
+            MCPError: It was not created, and the client hears why, as far as that is its business.
+        """
+        augmentation = ctx.augmentation if isinstance(ctx, AugmentedContext) else None
+        auth = self.auth_of(ctx)
+        # Before anything runs: the work may change the params.
+        request, caller = request_of(params), caller_of(ctx, self._token_for(policy, params.name))
+        if headers is not None:
+            self._check_sealed(f"Tool {params.name} keeps headers")
+            caller["headers"] = dict(headers)
+        ttl, session_id = policy.ttl, None
+        if augmentation is not None:
+            ttl = ttl if augmentation.ttl is DEFAULT else augmentation.ttl
+            session_id = _headers(ctx).get(MCP_SESSION_ID_HEADER)
+
+        async def work(handle: TaskHandle) -> WorkResult | WorkParked:
+            if augmentation is not None:
+                self.legacy.follow(ctx, self._store(), auth, handle.task_id)
+            inside = task_context(ctx, handle, self.legacy.creator_of(handle.task_id))
+            return await run_tool(params, inside, functools.partial(call, handle))
+
+        try:
+            task = await self._runner().start(
+                work,
+                auth=auth,
+                ttl=ttl,
+                poll_interval=policy.poll_interval,
+                name=params.name,
+                request=request,
+                session_id=session_id,
+                on_crash=policy.on_crash,
+                max_attempts=policy.max_attempts,
+                caller=caller,
+            )
+        except PayloadError as refusal:
+            raise MCPError(INVALID_PARAMS, str(refusal)) from refusal
+        except LimitExceededError as refusal:
+            raise MCPError(INTERNAL_ERROR, str(refusal), {"reason": LIMIT_EXCEEDED}) from refusal
+        except TaskStoreError as problem:
+            raise _internal_error(ctx.method) from problem
+        if augmentation is None:
+            return create_task_result(task)
+        augmentation.task = task
+        return None
+
+    def _token_for(self, policy: TaskPolicy, tool_name: str) -> AccessToken | None:
         """Return the access token of this request if the tool needs it in later runs.
 
         Raises:
@@ -187,10 +259,10 @@ class TaskRequests:
         token = self._access_token()
         if token is None:
             raise MCPError(INVALID_REQUEST, f"Tool {tool_name} needs an access token, and the request carries none.")
-        self.check_sealed(f"Tool {tool_name} keeps access tokens")
+        self._check_sealed(f"Tool {tool_name} keeps access tokens")
         return token
 
-    def check_sealed(self, what: str) -> None:
+    def _check_sealed(self, what: str) -> None:
         """Refuse to keep secrets in a store that does not seal them.
 
         Raises:
@@ -223,53 +295,6 @@ class TaskRequests:
             raise MCPError(refusal.code, refusal.message, refusal.data) from refusal
         except TaskStoreError as problem:
             raise _internal_error(ctx.method) from problem
-
-
-async def start_task(
-    runner: TaskRunner,
-    work: Work,
-    ctx: ServerRequestContext,
-    *,
-    auth: AuthContext | None,
-    policy: TaskPolicy,
-    augmentation: Augmentation | None,
-    default_ttl: timedelta | Default | None,
-    default_poll_interval: timedelta,
-    name: str,
-    request: Mapping[str, JsonValue],
-    caller: Mapping[str, JsonValue],
-) -> Task:
-    """Make a tool call a task.
-
-    Args:
-        augmentation: What a client of MCP 2025-11-25 asks for, with a session whose id is kept.
-
-    Raises:
-        MCPError: It was not created, and the client hears why, as far as that is its business.
-    """
-    ttl, session_id = default_ttl if policy.ttl is DEFAULT else policy.ttl, None
-    if augmentation is not None:
-        ttl = ttl if augmentation.ttl is DEFAULT else augmentation.ttl
-        session_id = _headers(ctx).get(MCP_SESSION_ID_HEADER)
-    try:
-        return await runner.start(
-            work,
-            auth=auth,
-            ttl=ttl,
-            poll_interval=policy.poll_interval or default_poll_interval,
-            name=name,
-            request=request,
-            session_id=session_id,
-            on_crash=policy.on_crash,
-            max_attempts=policy.max_attempts,
-            caller=caller,
-        )
-    except PayloadError as refusal:
-        raise MCPError(INVALID_PARAMS, str(refusal)) from refusal
-    except LimitExceededError as refusal:
-        raise MCPError(INTERNAL_ERROR, str(refusal), {"reason": LIMIT_EXCEEDED}) from refusal
-    except TaskStoreError as problem:
-        raise _internal_error(ctx.method) from problem
 
 
 @asynccontextmanager
