@@ -33,13 +33,19 @@ class Worker:
         told: dict[str, Any] = json.loads(line)
         return told
 
+    def go_on(self) -> None:
+        """Let it go on that waits for a line."""
+        assert self.process.stdin is not None
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+
     def kill(self) -> None:
         self.process.send_signal(signal.SIGKILL)
         self.process.wait()
 
     def end(self) -> tuple[int, list[dict[str, Any]]]:
         """Wait for its end; return its exit code, and all that it told since it was heard last."""
-        told, _ = self.process.communicate(timeout=120)
+        told, _ = self.process.communicate(timeout=300)
         return self.process.returncode, [json.loads(line) for line in told.splitlines()]
 
 

@@ -6,12 +6,14 @@ named ``STATEMENT:MOMENT``, such as ``CREATE:after-write``; SIGKILL comes when t
 
 import asyncio
 import json
+import multiprocessing
 import os
 import signal
 import sys
 from datetime import timedelta
 
-from taskstore import AuthContext, OwnerKind, ReasonCode, StoreOptions, TaskStore, statements
+from taskstore import AuthContext, EventKind, OwnerKind, ReasonCode, StoreOptions, TaskHandle, TaskStore, statements
+from taskstore.clock import SYSTEM
 from taskstore.database import Database, _Transaction
 from taskstore.statements import Change
 
@@ -137,9 +139,41 @@ async def work(store: TaskStore, rounds: str) -> None:
     tell(finished=8 * int(rounds))
 
 
+async def work_in_a_crowd(store: TaskStore, seconds: str) -> None:
+    """Hold one task for so long, and work off others meanwhile; say whether anybody touched one of them."""
+    tell(ready=True)
+    await asyncio.to_thread(sys.stdin.readline)
+    ends, touched, finished = SYSTEM.monotonic() + float(seconds), [], 1
+    held = store.handle(await store.create_task(auth=ALICE))
+
+    async def end(handle: TaskHandle) -> None:
+        done = await handle.complete({"task": handle.task_id})
+        kinds = [event.kind for event in await store.list_events(handle.task_id, auth=ALICE)]
+        if done.attempt != 1 or done.crashes or kinds != [EventKind.CREATED, EventKind.COMPLETED]:
+            touched.append(handle.task_id)
+
+    while SYSTEM.monotonic() < ends:
+        handle = store.handle(await store.create_task(auth=ALICE))
+        await handle.progress(1)
+        await held.progress(finished)
+        await end(handle)
+        finished += 1
+    await end(held)
+    tell(finished=finished, touched=touched)
+
+
 JOBS = {
     job.__name__: job
-    for job in (finish_and_hang, create_many, create_then_die, complete_then_die, recover_then_die, hold, work)
+    for job in (
+        finish_and_hang,
+        create_many,
+        create_then_die,
+        complete_then_die,
+        recover_then_die,
+        hold,
+        work,
+        work_in_a_crowd,
+    )
 }
 
 
@@ -160,6 +194,35 @@ async def open_and_recover(url: str, times: str) -> None:
     tell(recovered=recovered)
 
 
+def crowd(url: str, processes: str, seconds: str) -> None:
+    """Open the store, recover and close it again, in so many processes at once for so long."""
+    # Forked: so many interpreters would take longer to start than all the rest.
+    fork = multiprocessing.get_context("fork").Process
+    started = [fork(target=come_and_go, args=(url, float(seconds)), daemon=True) for _ in range(int(processes))]
+    tell(ready=True)
+    sys.stdin.readline()
+    for each in started:
+        each.start()
+    for each in started:
+        each.join()
+    tell(codes=[each.exitcode for each in started])
+
+
+def come_and_go(url: str, seconds: float) -> None:
+    async def come_and_go_on() -> None:
+        ends, recovered, times = SYSTEM.monotonic() + seconds, [], 0
+        while SYSTEM.monotonic() < ends:
+            async with TaskStore.open(url) as store:
+                recovered += (await store.recover()).recovered
+            times += 1
+        tell(recovered=recovered, times=times)
+
+    asyncio.run(come_and_go_on())
+
+
 if __name__ == "__main__":
     _, url, job, *arguments = sys.argv
-    asyncio.run(open_and_recover(url, *arguments) if job == "open_and_recover" else main(url, job, *arguments))
+    if job == "crowd":
+        crowd(url, *arguments)
+    else:
+        asyncio.run(open_and_recover(url, *arguments) if job == "open_and_recover" else main(url, job, *arguments))
