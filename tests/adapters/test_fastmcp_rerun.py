@@ -1,14 +1,11 @@
 """Tools on FastMCP that are called again, and what they then know: after answers, after crashes, across processes."""
 
 import asyncio
-import os
 import signal
 import sqlite3
-import subprocess
-import sys
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -22,12 +19,12 @@ from mcp_types import ElicitRequest, ElicitRequestFormParams, ElicitResult, Inpu
 from taskstore import AuthContext, OwnerKind, StoreOptions
 from taskstore.adapters.fastmcp import TaskConfig, TasksExtension
 from taskstore.testing import crash
+from tests.adapters.processes import ServerProcess
 
 WaitFor = Callable[..., Awaitable[Any]]
 AT_ONCE = timedelta(0)
 KEY = bytes(range(32))
 PATIENCE_SECONDS = 60
-SERVER = Path(__file__).parent / "fastmcp_process.py"
 
 
 def ask(key: str, state: str | None = None) -> InputRequiredResult:
@@ -428,50 +425,20 @@ async def test_a_late_result_of_a_process_taken_for_dead_changes_nothing(databas
 # --- processes of their own
 
 
-class Process:
-    """A FastMCP server as a process of its own, over HTTP."""
-
-    def __init__(self, database_url: str, folder: Path) -> None:
-        root = str(Path(__file__).parents[2])
-        self.popen = subprocess.Popen(
-            [sys.executable, str(SERVER), "--port", "0", "--url", database_url],
-            stdout=subprocess.PIPE,
-            text=True,
-            env={
-                **os.environ,
-                "PYTHONPATH": os.pathsep.join([root, os.environ.get("PYTHONPATH", "")]),
-                "HUNG": str(folder / "hung"),
-            },
-        )
-        assert self.popen.stdout is not None
-        port = self.popen.stdout.readline().strip()
-        assert port, "the server did not start; see its output"
-        self.url = f"http://127.0.0.1:{port}/mcp"
-
-    def stop(self, how: signal.Signals = signal.SIGKILL) -> None:
-        """Send a signal, and wait for the end."""
-        self.popen.send_signal(how)
-        self.popen.wait(PATIENCE_SECONDS)
-        if self.popen.stdout is not None:
-            self.popen.stdout.close()
-
-
 @pytest.fixture
-def start(database_url: str, tmp_path: Path) -> Iterator[Callable[[], Process]]:
+def start(database_url: str, tmp_path: Path) -> Iterator[Callable[[], ServerProcess]]:
     """Start a server process; what a test leaves running is killed."""
-    started: list[Process] = []
+    with ExitStack() as stack:
 
-    def start_one() -> Process:
-        started.append(Process(database_url, tmp_path))
-        return started[-1]
+        def start_one() -> ServerProcess:
+            hung = str(tmp_path / "hung")
+            return stack.enter_context(ServerProcess("fastmcp_process.py", database_url, HUNG=hung))
 
-    yield start_one
-    for process in started:
-        process.stop()
+        yield start_one
 
 
 async def test_a_killed_server_tells_the_truth_at_its_next_start(
-    start: Callable[[], Process], connect: Any, can_be_asked: Any
+    start: Callable[[], ServerProcess], connect: Any, can_be_asked: Any
 ) -> None:
     """Kill -9: what was finished is there, what was parked waits, what ran says so, what can be retried is."""
     first = start()
@@ -501,13 +468,13 @@ async def test_a_killed_server_tells_the_truth_at_its_next_start(
     assert text_of(done) == "done the second time"
 
 
-async def test_a_tool_that_kills_its_process_is_given_up(start: Callable[[], Process], connect: Any) -> None:
+async def test_a_tool_that_kills_its_process_is_given_up(start: Callable[[], ServerProcess], connect: Any) -> None:
     """fastmcp-tasks hands such a task to one worker after the other, for ever."""
     process = start()
     async with connect(process.url) as peer:
         task_id = await peer.start("poison")
     for _ in range(2):  # it kills the first process, then each that takes it up
-        process.popen.wait(PATIENCE_SECONDS)
+        process.end()
         process = start()
     async with connect(process.url) as peer:
         verdict = await poll(peer, task_id, "completed", "failed")
@@ -517,7 +484,7 @@ async def test_a_tool_that_kills_its_process_is_given_up(start: Callable[[], Pro
 
 
 async def test_any_replica_answers_for_all_and_takes_over_from_the_dead(
-    start: Callable[[], Process], connect: Any, can_be_asked: Any
+    start: Callable[[], ServerProcess], connect: Any, can_be_asked: Any
 ) -> None:
     """Behind a load balancer no client knows, or needs to know, who runs its task."""
     replicas = [start() for _ in range(3)]
