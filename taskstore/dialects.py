@@ -320,6 +320,7 @@ class Postgres(Dialect):
             ) from error
         self._psycopg, self.driver_error = psycopg, psycopg.Error
         self._url = url.set(drivername="postgresql+psycopg")
+        self._warned = False
         self.label = f"the PostgreSQL database {self._url.render_as_string(hide_password=True)}"
         # Set for each transaction, since a pooler or a role may have set it otherwise for the session.
         self.begin = "BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL synchronous_commit TO " + (
@@ -382,7 +383,15 @@ class Postgres(Dialect):
         return "SELECT to_regclass(%s)", (name if schema is None else f"{schema}.{name}",)
 
     def change_feed(self, connection: Any, channel: str, announce: Callable[[str], None]) -> "ChangeFeed":
-        return Listen(connection, channel, announce)
+        return Listen(connection, channel, announce, self._warn_of_silence)
+
+    def _warn_of_silence(self) -> None:
+        # Once: a feed is opened anew whenever somebody waits again.
+        if not self._warned:
+            self._warned = True
+            logger.warning(
+                "LISTEN brings no notifications here (a transaction pooler?); changes by other processes are polled."
+            )
 
     @contextmanager
     def migration_engine(self, engine: Engine) -> Iterator[Engine]:
@@ -446,13 +455,14 @@ class Listen(ChangeFeed):
     heard, and even then it is no more than the fast path: what it might miss, the rare poll finds.
     """
 
-    def __init__(self, connection: Any, channel: str, announce: Callable[[str], None]) -> None:
-        self._connection, self._channel, self._announce = connection, channel, announce
+    def __init__(
+        self, connection: Any, channel: str, announce: Callable[[str], None], on_silence: Callable[[], None]
+    ) -> None:
+        self._connection, self._channel, self._on_silence = connection, channel, on_silence
         self._proof = secrets.token_hex(8)
         self._trusted = False
         self._began = SYSTEM.monotonic()
         self._polled = -math.inf  # what changed before this connection listened, only a poll finds
-        self._warned = False
         connection.execute(f"LISTEN {channel}")
         announce(self._proof)
 
@@ -461,11 +471,8 @@ class Listen(ChangeFeed):
         heard = frozenset(notify.payload for notify in self._connection.notifies(timeout=seconds, stop_after=1))
         self._trusted = self._trusted or self._proof in heard
         now = SYSTEM.monotonic()
-        if not self._trusted and not self._warned and now - self._began > _LISTEN_PROOF_SECONDS:
-            self._warned = True
-            logger.warning(
-                "LISTEN brings no notifications here (a transaction pooler?); changes by other processes are polled."
-            )
+        if not self._trusted and now - self._began > _LISTEN_PROOF_SECONDS:
+            self._on_silence()
         due = not self._trusted or now - self._polled >= TRUSTED_POLL_SECONDS
         if due:
             self._polled = now
