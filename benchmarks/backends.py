@@ -69,12 +69,33 @@ BACKENDS = {
             requirements=("a2a-sdk[sqlite]==1.3.0", "aiosqlite==0.22.1"),
         ),
         Backend(
+            name="a2a-postgres",
+            driver="a2a",
+            what="DatabaseTaskStore of a2a-sdk on PostgreSQL",
+            durability="full",
+            survives="power loss (fsync, synchronous_commit on)",
+            packages=("a2a-sdk", "SQLAlchemy", "asyncpg", "protobuf"),
+            needs_postgres=True,
+            without=("adapter", "wait"),
+            requirements=("a2a-sdk[postgresql]==1.3.0", "asyncpg==0.32.0"),
+        ),
+        Backend(
             name="raw-sqlite",
             driver="raw_sqlite",
             what="sqlite3 without a store, one writer",
             without=("adapter", "wait"),
             durability="full",
             survives="power loss (WAL, synchronous FULL)",
+        ),
+        Backend(
+            name="raw-postgres",
+            driver="raw_postgres",
+            what="psycopg without a store, one connection",
+            packages=("psycopg",),
+            needs_postgres=True,
+            without=("adapter", "wait"),
+            durability="full",
+            survives="power loss (fsync, synchronous_commit on)",
         ),
     )
 }

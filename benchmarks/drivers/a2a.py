@@ -1,9 +1,12 @@
-"""The peer: ``DatabaseTaskStore`` of a2a-sdk, on SQLite through aiosqlite. Runs in an environment of its own.
+"""The peer: ``DatabaseTaskStore`` of a2a-sdk, on SQLite through aiosqlite or on PostgreSQL through asyncpg.
+
+Runs in an environment of its own.
 
 A flow is what a2a's request handler does with the store in a task's life: ``save`` a new task whose history holds the
 request, ``get`` it, ``save`` it as working with a progress message, ``save`` it as completed with the result as an
 artifact, ``get`` it. Its ``save`` writes the whole task, reading the row first. Every client is a user of its own,
-which a2a checks on ``get``. Set for it as for ours: WAL, synchronous as asked, a busy timeout of 10 s.
+which a2a checks on ``get``. Set for it as for ours: on SQLite WAL, synchronous as asked, a busy timeout of 10 s; on
+PostgreSQL synchronous_commit as asked, and asyncpg's prepared statements, which it has by default.
 """
 
 from collections.abc import AsyncIterator
@@ -26,9 +29,9 @@ from a2a.types.a2a_pb2 import (  # type: ignore[import-not-found]
     Task,
     TaskStatus,
 )
-from sqlalchemy import event
+from sqlalchemy import event, make_url
 from sqlalchemy.engine.interfaces import DBAPIConnection
-from sqlalchemy.ext.asyncio import create_async_engine
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from benchmarks.work import PROGRESS_TEXT, REQUEST_TEXT, RESULT_TEXT, Driver
 
@@ -90,8 +93,23 @@ class _A2ADriver(Driver[_Held]):
 
 @asynccontextmanager
 async def open_driver(place: str, durability: str) -> AsyncIterator[Driver[_Held]]:
-    """Create a database file; ``durability`` is the synchronous mode, ``full`` or ``normal``."""
-    engine = create_async_engine(f"sqlite+aiosqlite:///{place}", connect_args={"timeout": 10})
+    """Create the tables.
+
+    Args:
+        place: Path of an SQLite file, or URL of a PostgreSQL database.
+        durability: ``full`` or ``normal``.
+    """
+    engine = _on_postgres(place, durability) if "://" in place else _on_sqlite(place, durability)
+    store = DatabaseTaskStore(engine)
+    try:
+        await store.initialize()
+        yield _A2ADriver(store)
+    finally:
+        await engine.dispose()
+
+
+def _on_sqlite(path: str, durability: str) -> AsyncEngine:
+    engine = create_async_engine(f"sqlite+aiosqlite:///{path}", connect_args={"timeout": 10})
 
     @event.listens_for(engine.sync_engine, "connect")
     def set_up(connection: DBAPIConnection, _record: object) -> None:
@@ -100,12 +118,14 @@ async def open_driver(place: str, durability: str) -> AsyncIterator[Driver[_Held
         cursor.execute(f"PRAGMA synchronous={durability}")
         cursor.close()
 
-    store = DatabaseTaskStore(engine)
-    try:
-        await store.initialize()
-        yield _A2ADriver(store)
-    finally:
-        await engine.dispose()
+    return engine
+
+
+def _on_postgres(url: str, durability: str) -> AsyncEngine:
+    settings = {"synchronous_commit": "on" if durability == "full" else "off"}
+    return create_async_engine(
+        make_url(url).set(drivername="postgresql+asyncpg"), connect_args={"server_settings": settings}
+    )
 
 
 def _status(state: int) -> TaskStatus:

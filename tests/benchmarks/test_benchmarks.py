@@ -16,11 +16,11 @@ import pytest
 from benchmarks import environments
 from benchmarks.__main__ import main
 from benchmarks.backends import BACKENDS
-from benchmarks.drivers import ours, raw_sqlite
+from benchmarks.drivers import ours, raw_postgres, raw_sqlite
 from benchmarks.report import summarize, table
 from benchmarks.session import Run
 from benchmarks.work import PROGRESS_TEXT, REQUEST_TEXT, RESULT_TEXT, SCENARIOS
-from benchmarks.worker import Measured
+from benchmarks.worker import DriverModule, Measured
 from taskstore import EventKind, TaskStatus, TaskStore
 from taskstore.testing import PostgresServer
 from taskstore.testing.postgres import URL_VARIABLE
@@ -81,11 +81,11 @@ def test_a_postgresql_run_is_compared_with_its_baseline(
     """A baseline that was not asked for by name runs all the same, and the databases of the server are gone."""
     monkeypatch.setenv(URL_VARIABLE, postgres_server.url)
 
-    document = run_command(tmp_path, "--backend", "postgres", "--baseline", "sqlite")
+    document = run_command(tmp_path, "--backend", "postgres", "--baseline", "raw-postgres")
 
     ratios = {each["backend"]: each["ratio"] for each in document["summaries"]}
-    assert ratios.keys() == {"postgres", "sqlite"}
-    assert ratios["sqlite"] is None
+    assert ratios.keys() == {"postgres", "raw-postgres"}
+    assert ratios["raw-postgres"] is None
     assert ratios["postgres"] is not None
     assert os.listdir(tmp_path) == ["figures.json"]
 
@@ -124,9 +124,15 @@ async def test_a_tool_called_as_a_task_is_a_task_and_the_plain_one_is_none(datab
     assert [task.name for task in tasks] == ["task", "task"]  # one to connect, and one that was measured
 
 
-async def test_a_flow_of_the_yardstick_leaves_a_completed_row(tmp_path: Path) -> None:
+@pytest.mark.parametrize("yardstick", [raw_sqlite, raw_postgres], ids=["sqlite", "postgres"])
+async def test_a_flow_of_a_yardstick_leaves_a_completed_row(
+    yardstick: DriverModule, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
     """The reference must have stored the same bytes as those it is a reference for."""
-    async with raw_sqlite.open_driver(str(tmp_path / "raw.db"), "full") as driver:
+    place = str(tmp_path / "raw.db")
+    if yardstick is raw_postgres:
+        place = request.getfixturevalue("postgres_server").create_database()
+    async with yardstick.open_driver(place, "full") as driver:
         held = await driver.create(client=0)
         with pytest.raises(LookupError, match="working"):
             await driver.outcome(held)
