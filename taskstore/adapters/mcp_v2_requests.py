@@ -1,4 +1,4 @@
-"""What every server on the SDK 2.x has in common, FastMCP's too: calls that become tasks, requests about them, whose."""
+"""What every server on the SDK 2.x shares, FastMCP's too: calls that become tasks, requests about them, and whose."""
 
 import functools
 import logging

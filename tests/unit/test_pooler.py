@@ -14,9 +14,8 @@ from sqlalchemy import make_url
 
 from taskstore import StoreOptions, TaskStatus, TaskStore, dialects, waiting
 from taskstore.testing import PostgresServer, StoreContract
+from taskstore.testing.protocols import ALICE
 from tests.unit.outside import query, wait_until
-
-from .conftest import ALICE
 
 # Two connections for all, in turn: what is left behind on one of them is missed, or found by somebody else, at once.
 CONFIGURATION = """
