@@ -271,4 +271,8 @@ async def test_the_question_whether_to_run_again_is_sealed_and_asked_under_the_k
     failed, asked = [await reader.get_details(task.task_id, auth=ALICE) for task in lost]
 
     assert failed.outcome.error["data"]["reason"] == "CRASH_RECOVERY"
-    assert [question["method"] for question in asked.input_requests.values()] == ["elicitation/create"]
+    ((key, question),) = asked.input_requests.items()
+    assert question["method"] == "elicitation/create"
+    answer = {"action": "accept", "content": {"again": True}}
+    await reader.answer_inputs(lost[1].task_id, {key: answer}, auth=ALICE)
+    assert (await reader.claim_task(["send"])).task.task_id == lost[1].task_id

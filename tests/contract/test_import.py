@@ -68,6 +68,10 @@ async def test_an_imported_live_task_fails_and_is_kept_for_a_while(store, clock:
     )
     assert failed.ttl == timedelta(minutes=17)
     assert outcome.error["data"]["reason"] == "CRASH_RECOVERY"
+    assert outcome.error["message"] == (
+        "CRASH_RECOVERY: it was live where it was imported from, and no process runs it any more."
+    )
+    assert failed.last_updated_at == failed.finished_at == event.at
     clock.advance(MINUTE)
     with pytest.raises(TaskNotFoundError):
         await store.get_task(task.task_id, auth=ALICE)

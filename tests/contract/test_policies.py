@@ -138,7 +138,9 @@ async def test_one_attempt_is_no_retry(store, peer, crash):
 
     await peer.recover()
 
-    assert (await error_of(peer, task))["data"]["crashes"] == 1
+    error = await error_of(peer, task)
+    assert error["data"]["crashes"] == 1
+    assert error["message"] == "CRASH_RECOVERY: the server process that ran this task died before it finished."
 
 
 async def test_a_server_that_stops_in_good_order_queues_at_once_and_counts_no_crash(open_store):

@@ -1,5 +1,8 @@
 """Digests, ids and cursors."""
 
+import re
+
+import pytest
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
@@ -62,8 +65,11 @@ def test_a_cursor_opens_only_where_and_as_it_was_sealed():
     cursor = binding.seal_cursor("17 tsk_a", "alice")
 
     tampered = [cursor[:position] + "A" + cursor[position + 1 :] for position in range(len(cursor))]
+    tampered += [cursor[:position] + "!" + cursor[position:] for position in range(len(cursor) + 1)]
+    positions = [f"{number} tsk_a" for number in range(1000)]  # whatever letters it happens to end with
 
     assert binding.open_cursor(cursor, "alice") == "17 tsk_a"
+    assert [binding.open_cursor(binding.seal_cursor(each, "alice"), "alice") for each in positions] == positions
     assert binding.open_cursor(cursor, "bob") is None
     assert Binding(SECRET[::-1]).open_cursor(cursor, "alice") is None
     assert {binding.open_cursor(each, "alice") for each in tampered if each != cursor} == {None}
@@ -107,6 +113,20 @@ def test_ids_are_of_the_length_and_in_the_order_that_they_promise():
     assert len(new_instance_id()) == len("ins_") + 32
     assert new_instance_id().startswith("ins_")
     assert (shorten("x" * 18), shorten("x" * 19)) == ("x" * 18, "x" * 18 + "…")
+
+
+@pytest.mark.parametrize(
+    ("components", "complaint"),
+    [
+        ({}, "AuthContext needs at least one component; pass auth=None for no auth context."),
+        ({"subject": ""}, "AuthContext.subject is empty; leave it out, or give the requestor's subject."),
+        ({"subject": "a", "tenant": 7}, "AuthContext.tenant must be a string or None, not int."),
+    ],
+)
+def test_a_requestor_without_a_name_is_none(components, complaint):
+    """A token without the claim that an adapter reads must not make everybody the same user."""
+    with pytest.raises(ValueError, match=f"^{re.escape(complaint)}$"):
+        AuthContext(**components)
 
 
 def test_half_a_character_in_a_name_makes_another_requestor():

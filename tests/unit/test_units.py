@@ -5,15 +5,35 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError, wait
 from contextlib import ExitStack, closing, contextmanager
+from dataclasses import FrozenInstanceError, fields
 
 import psycopg
 import pytest
 from sqlalchemy import LargeBinary, Text, bindparam, text
 
-from taskstore import DatabaseUnavailableError, SchemaError, TaskNotFoundError
+from taskstore import (
+    AuthContext,
+    DatabaseUnavailableError,
+    Limits,
+    OwnerKind,
+    SchemaError,
+    StoreOptions,
+    TaskNotFoundError,
+)
 from taskstore.binding import new_task_id
 from taskstore.database import Database
-from taskstore.operations import Refused, Row, Transaction
+from taskstore.operations import (
+    Call,
+    Decided,
+    Fence,
+    Progress,
+    Queued,
+    Refused,
+    Row,
+    Rules,
+    Swept,
+    Transaction,
+)
 from taskstore.statements import CREATE, OPERATOR_CANCEL, OPERATOR_GET, tasks
 from tests.unit.outside import PATIENCE_SECONDS, query
 
@@ -23,6 +43,41 @@ ADD_NOTE = text("INSERT INTO taskstore_meta (name, value) VALUES (:name, :value)
     bindparam("name", type_=Text), bindparam("value", type_=LargeBinary)
 )
 NOTES = "SELECT name FROM taskstore_meta WHERE name LIKE 'note %' ORDER BY name"
+
+
+VALUES = [
+    AuthContext(subject="alice"),
+    Limits(),
+    StoreOptions().rules(),
+    Call(None, NOW, "", StoreOptions().rules()),
+    Fence("tsk_a", "ins_a", 1),
+    Progress(),
+    Refused(TaskNotFoundError("tsk_a")),
+    Decided("tsk_a", "", OwnerKind.QUEUED),
+    Queued("tsk_a", "render", NOW),
+    Swept([], []),
+    CREATE,
+]
+
+
+@pytest.mark.parametrize("value", VALUES, ids=lambda value: type(value).__name__)
+def test_what_a_unit_gets_and_gives_cannot_change(value: object) -> None:
+    """A unit may run twice, and its caller goes on while it runs: both must see what they saw."""
+    attribute = next(field.name for field in fields(value))  # type: ignore[arg-type]
+
+    with pytest.raises(FrozenInstanceError):
+        setattr(value, attribute, None)
+    with pytest.raises((AttributeError, TypeError)):  # a frozen class with slots raises TypeError for what it has not
+        value.misspelled = None  # type: ignore[attr-defined]
+    if value is not CREATE:  # which caches its statements
+        assert not hasattr(value, "__dict__")
+
+
+@pytest.mark.parametrize("kind", [AuthContext, Limits, Rules])
+def test_what_has_many_parts_takes_them_by_name(kind: type) -> None:
+    """The second string of an AuthContext would be anybody's guess."""
+    with pytest.raises(TypeError, match="positional"):
+        kind("a", "b")
 
 
 class OwnError(Exception):
