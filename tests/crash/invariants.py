@@ -23,6 +23,7 @@ _TERMINAL = {
 }
 # How long before its suspension a process may have beaten last, and been seen to.
 _EARLY_MS = (HEARTBEAT + UPKEEP).total_seconds() * 1000
+NOTICE_MS = 1500  # so long after the loss of its file a store has noticed, and in twice the time it would have gone on
 _LEASE_MS = LEASE.total_seconds() * 1000
 
 
@@ -38,6 +39,7 @@ class Life:
         opened_at: When it opened its store.
         acknowledged_at: When it last heard that something is stored.
         suspensions: From when until when it was stopped, each time; None is until now.
+        robbed_at: When the database that it has open was lost, and all that it held.
     """
 
     number: int
@@ -52,6 +54,16 @@ class Life:
     opened_at: int | None = None
     acknowledged_at: int | None = None
     suspensions: list[tuple[int, int | None]] = field(default_factory=list)
+    robbed_at: int | None = None
+
+    @property
+    def late_ms(self) -> int:
+        """How long after the loss of its database it still heard that something is stored."""
+        assert self.robbed_at is not None
+        # What it heard before it was suspended it may write down when it goes on.
+        noticed_at = self.robbed_at + NOTICE_MS
+        resumed = (until for since, until in self.suspensions if until is not None and since <= noticed_at)
+        return (self.acknowledged_at or 0) - max(self.robbed_at, *resumed, 0)
 
 
 @dataclass(eq=False)
@@ -126,7 +138,8 @@ class Checker:
         elif did != "closed":
             if did in ("created", "finished", "deleted"):
                 life.acknowledged_at = record["at"]
-            self._take_about_task(life, did, record)
+            if life.robbed_at is None:
+                self._take_about_task(life, did, record)
 
     def _take_about_task(self, life: Life, did: str, record: dict[str, Any]) -> None:
         known = self._known.setdefault(record["name"], Known(record["name"]))

@@ -15,7 +15,7 @@ from taskstore import DatabaseUnavailableError, SchemaError, TaskStore
 from taskstore.store import open_observer
 
 from . import points
-from .invariants import Checker, Life
+from .invariants import NOTICE_MS, Checker, Life
 from .machine import Machine, can_have_another
 from .outages import LOSSES, Ground
 from .report import Report
@@ -26,8 +26,7 @@ from .workload import LEASE, options
 PATIENCE_SECONDS = LEASE.total_seconds() + 30
 _END_SECONDS = 60.0
 MACHINE_LOST = "machine-lost"
-# Within so long after the loss of its file a store has noticed, and in twice the time it would have gone on.
-_LOSS_SECONDS = 1.5
+_LOSS_SECONDS = NOTICE_MS / 1000
 
 
 @dataclass(frozen=True)
@@ -273,7 +272,8 @@ class Laboratory:
         before = [life for life in self._running.values() if not life.gone]
         robbed = [life for life in before if life.opened_at is not None]
         LOSSES[name](self._ground.path)
-        lost_at = _now()
+        for life in robbed:
+            life.robbed_at = _now()
         await asyncio.sleep(2 * _LOSS_SECONDS)
         # Nothing that was acknowledged before is left; those who know of it end while others begin anew.
         self._checker.read_logs(self._lives.values())
@@ -289,10 +289,9 @@ class Laboratory:
         await self._disturb(2 * _LOSS_SECONDS)
         self._checker.read_logs(before)
         for life in robbed:
-            late = (life.acknowledged_at or 0) - lost_at
-            if late > _LOSS_SECONDS * 1000:
+            if life.late_ms > NOTICE_MS:
                 self._checker.violations.append(
-                    f"life {life.number} heard that something was stored {late} ms after its file was gone"
+                    f"life {life.number} heard that something was stored {life.late_ms} ms after its file was gone"
                 )
 
     # --- the checks

@@ -172,6 +172,19 @@ async def test_the_checker_sees_a_task_that_changes_after_it_was_checked(tmp_pat
     assert ["changed after its end" in each for each in checker.violations] == [True]
 
 
+@pytest.mark.parametrize(
+    ("suspensions", "late_ms"), [([], 4000), ([(900, 4900)], 100), ([(100, 200)], 4000), ([(4000, 4900)], 4000)]
+)
+def test_what_was_heard_before_a_suspension_was_not_heard_after_the_loss(
+    suspensions: list[tuple[int, int | None]], late_ms: int, tmp_path: Path
+) -> None:
+    """A process that is stopped between hearing and writing down is not one whose store goes on without its file."""
+    life = Life(0, 0, elsewhere=False, log=tmp_path / "life.jsonl", suspensions=suspensions)
+    life.robbed_at, life.acknowledged_at = 1000, 5000
+
+    assert life.late_ms == late_ms
+
+
 def _is_plain(name: str) -> bool:
     character = Character(name)
     plain = not (character.is_error or character.is_brief or character.is_deleted or character.steps)
