@@ -87,6 +87,8 @@ class TaskHandle:
     def __init__(self, host: HandleHost, task: Task, fence: Fence) -> None:
         self._host, self._fence = host, fence
         self._name = task.name or task.method
+        self._version = task.version
+        self._watch_from = host.clock.monotonic() + _WATCH_AFTER.total_seconds()
         self._said = _Said()
         self._unsaved = self._saving = False
         self._saved_at = -math.inf
@@ -442,7 +444,12 @@ class TaskHandle:
         """
         unit = partial(operations.check_fence, fence=self._fence)
         with self._host.waiting.waiter(self.task_id) as waiter:
-            while True:
+            waiter.version = self._version
+            # Work that is over in a moment needs no eye on other processes, which costs more than such work does.
+            blind = self._watch_from - self._host.clock.monotonic()
+            if blind > 0:
+                await asyncio.wait({asyncio.wrap_future(waiter.next_change())}, timeout=blind)
+            while not (self._finished or self._stop_work):
                 change = waiter.next_change()
                 call = self._host.operator_call()
                 task = await self._host.read_unit(partial(unit, call=call))

@@ -5,7 +5,7 @@ import contextvars
 import logging
 from collections.abc import AsyncIterator
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 from pydantic import JsonValue
@@ -23,7 +23,11 @@ from taskstore import (
     TaskStore,
 )
 from taskstore import runner as runner_module
+from taskstore.database import Database
+from taskstore.lanes import Unit
 from taskstore.runner import TaskRunner, Work, WorkError, WorkParked, WorkResult
+
+T = TypeVar("T")
 
 ALICE = AuthContext(subject="alice")
 AT_ONCE = timedelta(0)
@@ -111,6 +115,30 @@ async def test_work_that_finishes_its_own_task_may_go_on(store: TaskStore, runne
 
     assert not gate.cancelled.is_set()
     assert task.status is TaskStatus.COMPLETED
+
+
+async def test_work_that_is_over_in_a_moment_costs_its_two_writes_and_no_read(
+    store: TaskStore, runner: TaskRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Most calls are short; looking for what other processes did to them would delay the answer to their clients."""
+    reads: list[object] = []
+
+    def read_soon(self: Database, unit: Unit[T], *, snapshot: bool = False) -> "asyncio.Future[T]":
+        reads.append(unit)
+        return read(self, unit, snapshot=snapshot)
+
+    read, over = Database.read_soon, asyncio.Event()
+    monkeypatch.setattr(Database, "read_soon", read_soon)
+
+    async def work(handle: TaskHandle) -> WorkResult:
+        asyncio.get_running_loop().call_soon(over.set)
+        return WorkResult({"pages": 10})
+
+    await runner.start(work, auth=ALICE)
+    await over.wait()
+    await runner.close()
+
+    assert reads == []
 
 
 async def test_a_reported_error_completes_the_task_too(store: TaskStore, runner: TaskRunner) -> None:
