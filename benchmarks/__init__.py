@@ -5,4 +5,10 @@ Method. Every backend runs in a process of its own, with the same loop and the s
 round every backend runs once, and the next round begins with another one, so that what slows the machine down for a
 while slows all of them. A ratio compares two runs of the same round. The table gives the median over the rounds and
 its range.
+
+Some scenarios begin with a database that holds tasks already (``--sizes``): copies of one task, made by SQL. A second
+table tells their parts, and how each grows with the size:
+
+    recover   a process dies and leaves so many live tasks; from the opening of the store in a new process to the
+              verdict of all of them, with that process's CPU time and resident memory
 """

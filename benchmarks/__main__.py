@@ -12,7 +12,7 @@ from pathlib import Path
 import benchmarks
 from benchmarks.backends import BACKENDS
 from benchmarks.machine import describe
-from benchmarks.report import document, notes, summarize, table
+from benchmarks.report import details, document, notes, summarize, table
 from benchmarks.session import Plan, measure
 from benchmarks.work import SCENARIOS
 from taskstore.dialects import file_system_of
@@ -29,6 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     tempfile.tempdir = asked.folder = str(Path(asked.folder).resolve())
     plan = Plan(
         scenarios=asked.scenario,
+        sizes=asked.sizes,
         clients=asked.clients,
         rounds=asked.repeat,
         operations=asked.flows,
@@ -49,7 +50,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             step=step,
         )
     summaries = summarize(session.runs, asked.baseline)
-    sys.stdout.write(f"{table(summaries, asked.baseline)}\n\n{notes(session, machine)}\n")
+    parts = (table(summaries, asked.baseline), details(summaries), notes(session, machine))
+    sys.stdout.write("\n\n".join(filter(None, parts)) + "\n")
     if asked.json:
         settings = {**vars(asked), "json": str(asked.json), "at": datetime.now(UTC).isoformat(timespec="seconds")}
         written = document(session, summaries, machine=machine, settings=settings)
@@ -74,6 +76,15 @@ def _parser() -> argparse.ArgumentParser:
         default=["sqlite", "raw-sqlite"],
         metavar="NAME",
         help="default: sqlite raw-sqlite",
+    )
+    add(
+        "--sizes",
+        nargs="+",
+        type=_count,
+        metavar="N",
+        help="tasks that are there before, for the scenarios to which it matters (default: each has its own: "
+        + ", ".join(f"{name} {' '.join(map(str, each.sizes))}" for name, each in SCENARIOS.items() if any(each.sizes))
+        + ")",
     )
     add("--clients", nargs="+", type=_count, default=[1], metavar="N", help="concurrent callers (default: 1)")
     add("--repeat", type=_count, default=5, metavar="N", help="rounds (default: 5)")

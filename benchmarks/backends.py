@@ -30,6 +30,8 @@ class Backend:
 
 _OURS = ("taskstore", "SQLAlchemy", "pydantic")
 
+_ONLY_OURS = ("adapter", "wait", "recover")
+
 BACKENDS = {
     backend.name: backend
     for backend in (
@@ -65,7 +67,7 @@ BACKENDS = {
             durability="full",
             survives="power loss (WAL, synchronous FULL)",
             packages=("a2a-sdk", "SQLAlchemy", "aiosqlite", "protobuf"),
-            without=("adapter", "wait"),
+            without=_ONLY_OURS,
             requirements=("a2a-sdk[sqlite]==1.3.0", "aiosqlite==0.22.1"),
         ),
         Backend(
@@ -76,14 +78,14 @@ BACKENDS = {
             survives="power loss (fsync, synchronous_commit on)",
             packages=("a2a-sdk", "SQLAlchemy", "asyncpg", "protobuf"),
             needs_postgres=True,
-            without=("adapter", "wait"),
+            without=_ONLY_OURS,
             requirements=("a2a-sdk[postgresql]==1.3.0", "asyncpg==0.32.0"),
         ),
         Backend(
             name="raw-sqlite",
             driver="raw_sqlite",
             what="sqlite3 without a store, one writer",
-            without=("adapter", "wait"),
+            without=_ONLY_OURS,
             durability="full",
             survives="power loss (WAL, synchronous FULL)",
         ),
@@ -93,7 +95,7 @@ BACKENDS = {
             what="psycopg without a store, one connection",
             packages=("psycopg",),
             needs_postgres=True,
-            without=("adapter", "wait"),
+            without=_ONLY_OURS,
             durability="full",
             survives="power loss (fsync, synchronous_commit on)",
         ),

@@ -72,6 +72,15 @@ def _flush_us(folder: str) -> float:
     return sorted(spans)[_PROBES // 2] * 1e6
 
 
+def resident_mib() -> float | None:
+    """Read how much memory of this process is resident now."""
+    try:
+        with open("/proc/self/statm", encoding="ascii") as statm:
+            return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
+    except OSError:
+        return None
+
+
 def describe(folder: str, file_system: str | None) -> Machine:
     """Name the hardware and the system, and measure the disk that a folder is on."""
     return Machine(

@@ -26,6 +26,7 @@ class Summary:
     """
 
     scenario: str
+    tasks: int
     clients: int
     backend: str
     rounds: int
@@ -36,23 +37,25 @@ class Summary:
     other_cpu: float | None
     ratio: tuple[float, float, float] | None
     steps_p50_us: dict[str, float]
+    figures: dict[str, float]
 
 
 def summarize(runs: Sequence[Run], baseline: str | None) -> list[Summary]:
-    """Take together the rounds of each scenario, number of clients and backend, in order of appearance in BACKENDS."""
-    keys = {(run.scenario, run.clients, run.backend): None for run in runs}
+    """Take together the rounds of each scenario, size, number of clients and backend; backends in BACKENDS' order."""
     order = list(BACKENDS)
+    groups: dict[tuple[str, int, int, str], list[Run]] = {}
+    for run in runs:
+        groups.setdefault((run.scenario, run.tasks, run.clients, run.backend), []).append(run)
     summaries = []
-    for scenario, clients, backend in sorted(keys, key=lambda key: (key[0], key[1], order.index(key[2]))):
-        own = [run for run in runs if (run.scenario, run.clients, run.backend) == (scenario, clients, backend)]
-        others = {
-            run.round: run for run in runs if (run.scenario, run.clients, run.backend) == (scenario, clients, baseline)
-        }
+    for scenario, tasks, clients, backend in sorted(groups, key=lambda key: (*key[:3], order.index(key[3]))):
+        own = groups[scenario, tasks, clients, backend]
+        others = {run.round: run for run in groups.get((scenario, tasks, clients, baseline or ""), ())}
         ratios = [_per_second(run) / _per_second(others[run.round]) for run in own if run.round in others]
         loads = [run.measured["other_cpu"] for run in own if run.measured["other_cpu"] is not None]
         summaries.append(
             Summary(
                 scenario=scenario,
+                tasks=tasks,
                 clients=clients,
                 backend=backend,
                 rounds=len(own),
@@ -65,6 +68,9 @@ def summarize(runs: Sequence[Run], baseline: str | None) -> list[Summary]:
                 steps_p50_us={
                     step: median(run.measured["steps"][step] for run in own) for step in own[0].measured["steps"]
                 },
+                figures={
+                    name: median(run.measured["figures"][name] for run in own) for name in own[0].measured["figures"]
+                },
             )
         )
     return summaries
@@ -72,16 +78,14 @@ def summarize(runs: Sequence[Run], baseline: str | None) -> list[Summary]:
 
 def table(summaries: Sequence[Summary], baseline: str | None) -> str:
     """Write the summaries as a Markdown table that can be read as it is."""
-    head = ["scenario", "clients", "backend", "per second", "min-max", "p50", "p99", "CPU each"]
+    head = ["scenario", "backend", "tasks", "clients", "per second", "min-max", "p50", "p99", "CPU each"]
     rows = [[*head, f"ratio to {baseline}"] if baseline else head]
     for each in summaries:
         middle, low, high = each.per_second
         row = [
-            each.scenario,
-            str(each.clients),
-            each.backend,
-            f"{middle:,.0f}",
-            f"{low:,.0f}-{high:,.0f}",
+            *_names(each),
+            _number(middle),
+            f"{_number(low)}-{_number(high)}",
             _span(each.p50_us),
             _span(each.p99_us),
             _span(each.cpu_us),
@@ -89,15 +93,45 @@ def table(summaries: Sequence[Summary], baseline: str | None) -> str:
         if baseline:
             row.append("" if each.ratio is None else "{:.2f} [{:.2f}-{:.2f}]".format(*each.ratio))
         rows.append(row)
+    return _aligned(rows)
+
+
+def details(summaries: Sequence[Summary]) -> str:
+    """Write a table of what stands behind the totals: steps, and figures that are no times; '' where there is nothing.
+
+    The last column compares with the smallest size at which the same was measured.
+    """
+    rows = [["scenario", "backend", "tasks", "clients", "of it", "median", "growth"]]
+    smallest: dict[tuple[str, int, str, str], float] = {}
+    for each in summaries:
+        steps = each.steps_p50_us if len(each.steps_p50_us) > 1 else {}
+        for name, value in (*steps.items(), *each.figures.items()):
+            first = smallest.setdefault((each.scenario, each.clients, each.backend, name), value)
+            growth = f"{value / first:.2f}" if each.tasks and first else ""
+            shown = _span(value) if name in steps else _number(value)
+            rows.append([*_names(each), name, shown, growth])
+    return _aligned(rows) if len(rows) > 1 else ""
+
+
+def _names(summary: Summary) -> list[str]:
+    return [summary.scenario, summary.backend, f"{summary.tasks:,}" if summary.tasks else "", str(summary.clients)]
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> str:
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    names = [column for column, head in enumerate(rows[0]) if head in ("scenario", "backend", "of it")]
     aligned = [
         [
-            text.ljust(width) if column in (0, 2) else text.rjust(width)
+            text.ljust(width) if column in names else text.rjust(width)
             for column, (text, width) in enumerate(zip(row, widths, strict=True))
         ]
         for row in rows
     ]
-    rule = ["-" * width if column in (0, 2) else "-" * (width - 1) + ":" for column, width in enumerate(widths)]
+    rule = ["-" * width if column in names else "-" * (width - 1) + ":" for column, width in enumerate(widths)]
     return "\n".join(f"| {' | '.join(row)} |" for row in (aligned[0], rule, *aligned[1:]))
 
 

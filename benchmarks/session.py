@@ -14,11 +14,13 @@ from typing import IO, Self, cast
 from benchmarks.backends import Backend
 from benchmarks.environments import ROOT, PeerUnavailableError, python_of
 from benchmarks.machine import wait_until_calm
+from benchmarks.work import SCENARIOS
 from benchmarks.worker import Measured, Order
 from taskstore.migrate import upgrade
 from taskstore.testing import PostgresServer, PostgresUnavailableError
 
-_PATIENCE_SECONDS = 300.0
+# A million tasks take their time to be made, on a slow disk too.
+_PATIENCE_SECONDS = 1800.0
 
 
 class RunFailedError(Exception):
@@ -140,12 +142,14 @@ class Plan:
     """What to measure.
 
     Attributes:
+        sizes: How many tasks the databases hold before, in place of each scenario's own choice.
         rounds: How often everything is run, interleaved.
         operations: Of a run, by all clients together; None runs for ``seconds``.
         calm_seconds: How long a run waits for others to leave the machine alone.
     """
 
     scenarios: Sequence[str]
+    sizes: Sequence[int] | None
     clients: Sequence[int]
     rounds: int
     operations: int | None
@@ -154,7 +158,14 @@ class Plan:
 
     def runs_of(self, backend: Backend) -> int:
         """Count the runs of one backend."""
-        return sum(scenario not in backend.without for scenario in self.scenarios) * len(self.clients) * self.rounds
+        run = [scenario for scenario in self.scenarios if scenario not in backend.without]
+        return sum(len(self.settings_of(scenario)) for scenario in run) * self.rounds
+
+    def settings_of(self, scenario: str) -> list[tuple[int, int]]:
+        """List with how many tasks and clients a scenario is run."""
+        chosen = SCENARIOS[scenario]
+        sizes = chosen.sizes if self.sizes is None or not any(chosen.sizes) else self.sizes
+        return [(tasks, clients) for tasks in sizes for clients in ([1] if chosen.once else self.clients)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +174,7 @@ class Run:
 
     round: int
     scenario: str
+    tasks: int
     clients: int
     backend: str
     measured: Measured
@@ -207,11 +219,12 @@ def measure(
                 say(f"{backend.name} cannot run: {error}")
             else:
                 session.versions[backend.name] = workers[-1].versions | server
-        for number, scenario, clients, worker in _turns(plan, workers):
+        for number, scenario, tasks, clients, worker in _turns(plan, workers):
             name = worker.backend.name
             if name in session.unavailable:
                 continue
-            step(f"round {number}, {scenario}, {name}, {clients} clients")
+            size = f" with {tasks:,} tasks" if tasks else ""
+            step(f"round {number}, {scenario}{size}, {name}, {clients} clients")
             wait_until_calm(plan.calm_seconds)
             try:
                 with places.new(worker.backend) as place:
@@ -219,6 +232,7 @@ def measure(
                         Order(
                             place=place,
                             scenario=scenario,
+                            tasks=tasks,
                             clients=clients,
                             operations=plan.operations,
                             seconds=plan.seconds,
@@ -228,18 +242,18 @@ def measure(
                 session.unavailable[name] = str(error)
                 say(f"A run failed, and the backend is left out from now on. {error}")
             else:
-                session.runs.append(Run(number, scenario, clients, name, measured))
+                session.runs.append(Run(number, scenario, tasks, clients, name, measured))
     return session
 
 
-def _turns(plan: Plan, workers: list[Worker]) -> Iterator[tuple[int, str, int, Worker]]:
-    """Order the runs: round, scenario, clients, and whose turn it is."""
+def _turns(plan: Plan, workers: list[Worker]) -> Iterator[tuple[int, str, int, int, Worker]]:
+    """Order the runs: round, scenario, tasks, clients, and whose turn it is."""
     for number in range(1, plan.rounds + 1):
         # Another one begins in each round: what a run leaves to its successor, such as a warm or a throttled
         # processor, must not always fall to the same backend.
         first = number % len(workers) if workers else 0
         for scenario in plan.scenarios:
-            for clients in plan.clients:
+            for tasks, clients in plan.settings_of(scenario):
                 for worker in workers[first:] + workers[:first]:
                     if scenario not in worker.backend.without:
-                        yield number, scenario, clients, worker
+                        yield number, scenario, tasks, clients, worker

@@ -5,6 +5,8 @@ Standard library only: peers run it in environments of their own.
 
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from functools import cached_property
 from itertools import cycle
 from time import perf_counter
 from typing import Generic, Protocol, TypeVar
@@ -30,7 +32,13 @@ class Driver(ABC, Generic[Held]):
 
     ``Held`` is what a caller holds of its task from one step to the next. Each step is durable when it returns, in
     the sense that the backend's description gives.
+
     """
+
+    @cached_property
+    def figures(self) -> dict[str, float]:
+        """What a run showed beside times, by a name with its unit."""
+        return {}
 
     @abstractmethod
     async def create(self, client: int) -> Held:
@@ -68,6 +76,22 @@ class Driver(ABC, Generic[Held]):
         """
         raise NotImplementedError
 
+    async def orphan(self, tasks: int) -> None:
+        """Leave so many live tasks of a process that is dead.
+
+        Raises:
+            NotImplementedError: This store recovers nothing.
+        """
+        raise NotImplementedError
+
+    async def restarted(self) -> list[float]:
+        """Open the store in a new process; return the instants before that and when every orphan has its verdict.
+
+        Raises:
+            NotImplementedError: This store recovers nothing.
+        """
+        raise NotImplementedError
+
     async def tools_called(self) -> list[float]:
         """Call a plain tool, the same one as a task, and poll the task; return the instants around the three.
 
@@ -84,11 +108,11 @@ Operation = Callable[[int], Awaitable[list[float]]]
 class Prepare(Protocol):
     """Makes a scenario's operation, and what it needs to find in the database."""
 
-    def __call__(self, driver: Driver[Held]) -> Awaitable[Operation]:
-        """Prepare a database that is empty."""
+    def __call__(self, driver: Driver[Held], tasks: int, /) -> Awaitable[Operation]:
+        """Prepare a database that is empty; ``tasks`` says of how many it shall hold the scenario's kind."""
 
 
-async def prepare_flow(driver: Driver[Held]) -> Operation:
+async def prepare_flow(driver: Driver[Held], _tasks: int, /) -> Operation:
     """Measure a task's life: create, get, progress, complete, get with the result."""
 
     async def flow(client: int) -> list[float]:
@@ -110,7 +134,7 @@ async def prepare_flow(driver: Driver[Held]) -> Operation:
     return flow
 
 
-async def prepare_create(driver: Driver[Held]) -> Operation:
+async def prepare_create(driver: Driver[Held], _tasks: int, /) -> Operation:
     """Measure creates alone."""
 
     async def create(client: int) -> list[float]:
@@ -121,7 +145,7 @@ async def prepare_create(driver: Driver[Held]) -> Operation:
     return create
 
 
-async def prepare_get(driver: Driver[Held]) -> Operation:
+async def prepare_get(driver: Driver[Held], _tasks: int, /) -> Operation:
     """Measure gets by id, of 100 working tasks in turn."""
     tasks = cycle([await driver.create(client=0) for _ in range(100)])
 
@@ -134,7 +158,7 @@ async def prepare_get(driver: Driver[Held]) -> Operation:
     return get
 
 
-async def prepare_wait(driver: Driver[Held]) -> Operation:
+async def prepare_wait(driver: Driver[Held], _tasks: int, /) -> Operation:
     """Measure how soon a waiter hears of what another process did, the write itself included.
 
     The pauses between are as long as they need to be for chance, so operations a second mean nothing here.
@@ -146,7 +170,7 @@ async def prepare_wait(driver: Driver[Held]) -> Operation:
     return wait
 
 
-async def prepare_adapter(driver: Driver[Held]) -> Operation:
+async def prepare_adapter(driver: Driver[Held], _tasks: int, /) -> Operation:
     """Measure what tools cost their client: a plain call, a call answered with a task's handle, and a poll."""
     await driver.tools_called()  # connects, here: an SDK's client is closed by the asyncio task that opened it
 
@@ -156,11 +180,45 @@ async def prepare_adapter(driver: Driver[Held]) -> Operation:
     return call
 
 
-# By name: how to prepare a scenario on an empty database, and the names of its steps.
-SCENARIOS: dict[str, tuple[Prepare, tuple[str, ...]]] = {
-    "flow": (prepare_flow, ("create", "get", "progress", "complete", "outcome")),
-    "create": (prepare_create, ("create",)),
-    "get": (prepare_get, ("get",)),
-    "wait": (prepare_wait, ("wake",)),
-    "adapter": (prepare_adapter, ("plain", "handle", "poll")),
+async def prepare_recover(driver: Driver[Held], tasks: int, /) -> Operation:
+    """Measure a restart after a crash: from the opening of the store to an honest verdict for every orphan.
+
+    The new process has imported everything by then. Its CPU time and its resident memory are told beside.
+    """
+    await driver.orphan(tasks)
+
+    async def restart(_client: int) -> list[float]:
+        return await driver.restarted()
+
+    return restart
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    """What a run does.
+
+    Attributes:
+        steps: Names of an operation's steps.
+        sizes: How many tasks the database holds before, unless others are asked for; 0 is for scenarios that have no
+            use for any.
+        once: Whether a run is one operation, by one client: it takes long, or leaves nothing to repeat it with.
+        upkeep: Whether the store does its upkeep by itself meanwhile, as in a server; else the scenario does it.
+    """
+
+    prepare: Prepare
+    steps: tuple[str, ...]
+    sizes: tuple[int, ...] = (0,)
+    once: bool = False
+    upkeep: bool = True
+
+
+SCENARIOS = {
+    "flow": Scenario(prepare=prepare_flow, steps=("create", "get", "progress", "complete", "outcome")),
+    "create": Scenario(prepare=prepare_create, steps=("create",)),
+    "get": Scenario(prepare=prepare_get, steps=("get",)),
+    "wait": Scenario(prepare=prepare_wait, steps=("wake",)),
+    "adapter": Scenario(prepare=prepare_adapter, steps=("plain", "handle", "poll")),
+    "recover": Scenario(
+        prepare=prepare_recover, steps=("verdict",), sizes=(1, 10_000, 100_000), once=True, upkeep=False
+    ),
 }

@@ -4,8 +4,9 @@
 with the versions of Python, SQLite and the packages. Then each line it reads is an order, and each line it writes the
 answer:
 
-    {"place": ..., "scenario": "flow", "clients": 8, "seconds": 2.0, "operations": null}
-    {"operations": ..., "seconds": ..., "p50_us": ..., "p99_us": ..., "cpu_us": ..., "other_cpu": ..., "steps": {...}}
+    {"place": ..., "scenario": "flow", "tasks": 0, "clients": 8, "seconds": 2.0, "operations": null}
+    {"operations": ..., "seconds": ..., "p50_us": ..., "p99_us": ..., "cpu_us": ..., "other_cpu": ..., "steps": {...},
+     "figures": {...}}
 
 ``place`` is where the driver's database is, a path or a URL; it is empty before. An order that fails is answered with
 ``{"error": ...}``. The end of the input ends the process.
@@ -34,15 +35,22 @@ WARM_UP = 5  # operations of each client, not measured
 class DriverModule(Protocol):
     """What a module under ``benchmarks.drivers`` offers."""
 
-    def open_driver(self, place: str, durability: str) -> AbstractAsyncContextManager[Driver[object]]:
-        """Open a database that is new, and close it at the end."""
+    def open_driver(
+        self, place: str, durability: str, *, upkeep: bool = True
+    ) -> AbstractAsyncContextManager[Driver[object]]:
+        """Open a database that is new, and close it at the end.
+
+        Args:
+            upkeep: Whether the store does its upkeep by itself; not given to a driver whose store has none.
+        """
 
 
 class Order(TypedDict):
-    """One run: as many operations as asked for, or for as many seconds."""
+    """One run: as many operations as asked for, or for as many seconds; ``tasks`` is the size of the database."""
 
     place: str
     scenario: str
+    tasks: int
     clients: int
     operations: int | None
     seconds: float | None
@@ -57,6 +65,7 @@ class Measured(TypedDict):
         cpu_us: CPU time of this process for an operation.
         other_cpu: Share of the machine's CPU time that others used, a database server included; None if unknown.
         steps: Median time of each step, microseconds.
+        figures: What the driver found beside times, by a name with its unit.
     """
 
     operations: int
@@ -66,18 +75,21 @@ class Measured(TypedDict):
     cpu_us: float
     other_cpu: float | None
     steps: dict[str, float]
+    figures: dict[str, float]
 
 
 async def measure(driver: DriverModule, durability: str, order: Order) -> Measured:
     """Run a scenario on a new database; opening, preparing, warming up and closing are not measured."""
-    prepare, steps = SCENARIOS[order["scenario"]]
+    scenario = SCENARIOS[order["scenario"]]
     clients = range(order["clients"])
-    async with driver.open_driver(order["place"], durability) as opened:
-        operation = await prepare(opened)
-        await asyncio.gather(*(_repeat(operation, client, operations=WARM_UP) for client in clients))
+    options = {} if scenario.upkeep else {"upkeep": False}
+    async with driver.open_driver(order["place"], durability, **options) as opened:
+        operation = await scenario.prepare(opened, order["tasks"])
+        if not scenario.once:
+            await asyncio.gather(*(_repeat(operation, client, operations=WARM_UP) for client in clients))
         gc.collect()
         load, cpu, start = Load(), process_time(), perf_counter()
-        seconds, operations = order["seconds"], order["operations"]
+        seconds, operations = order["seconds"], 1 if scenario.once else order["operations"]
         if operations is None:
             work = [_repeat(operation, client, until=start + (seconds or 1.0)) for client in clients]
         else:
@@ -96,8 +108,9 @@ async def measure(driver: DriverModule, durability: str, order: Order) -> Measur
         other_cpu=other,
         steps={
             step: _percentile([instants[index + 1] - instants[index] for instants in done], 50)
-            for index, step in enumerate(steps)
+            for index, step in enumerate(scenario.steps)
         },
+        figures=opened.figures,
     )
 
 

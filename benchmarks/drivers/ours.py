@@ -7,15 +7,17 @@ cancellation by other processes, which no peer has.
 """
 
 import asyncio
+import json
 import random
 import sys
 from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import TYPE_CHECKING
 
+from benchmarks.drivers.filling import copy_task
 from benchmarks.work import PROGRESS_TEXT, REQUEST_TEXT, RESULT_TEXT, Driver
 from taskstore import AuthContext, StoreOptions, TaskHandle, TaskStore
 
@@ -51,6 +53,10 @@ class _Waker:
             assert process.stdin is not None, "it is a pipe"
             process.stdin.close()  # the end of its input ends it
             await process.wait()
+
+    def kill(self) -> None:
+        """Let it die with SIGKILL, or what there is like it."""
+        self._process.kill()
 
     async def tell(self, order: str) -> str:
         """Give an order and return the answer."""
@@ -100,6 +106,22 @@ class _OursDriver(Driver[_Held]):
         completing = float(await waker.tell(f"complete {task_id}"))
         return [completing, await waiter]
 
+    async def orphan(self, tasks: int) -> None:
+        async with _Waker.start(self._place, self._durability) as process:
+            task_id = await process.tell("create")
+            process.kill()
+        await asyncio.to_thread(copy_task, url_of(self._place), task_id, tasks - 1, {"progress": "i % 10"})
+
+    async def restarted(self) -> list[float]:
+        command = (sys.executable, "-m", "benchmarks.restart", self._place, self._durability)
+        process = await asyncio.create_subprocess_exec(*command, stdout=PIPE)
+        said, _ = await process.communicate()
+        if process.returncode:
+            raise ChildProcessError(f"The restarted process ended with {process.returncode}.")
+        answer = json.loads(said)
+        self.figures |= answer["figures"]
+        return [float(instant) for instant in answer["instants"]]
+
     async def tools_called(self) -> list[float]:
         if self._tools is None:
             # The store's own requirements do not bring an SDK.
@@ -114,14 +136,16 @@ class _OursDriver(Driver[_Held]):
 
 
 @asynccontextmanager
-async def open_driver(place: str, durability: str) -> AsyncIterator[Driver[_Held]]:
+async def open_driver(place: str, durability: str, *, upkeep: bool = True) -> AsyncIterator[Driver[_Held]]:
     """Open a store.
 
     Args:
         place: Path of an SQLite file, or URL of a database.
         durability: ``full`` or ``normal``.
+        upkeep: As in ``StoreOptions``.
     """
-    async with TaskStore.open(url_of(place), options=options_of(durability)) as store, AsyncExitStack() as stack:
+    options = replace(options_of(durability), upkeep=upkeep)
+    async with TaskStore.open(url_of(place), options=options) as store, AsyncExitStack() as stack:
         yield _OursDriver(store, place, durability, stack)
 
 

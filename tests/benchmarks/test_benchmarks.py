@@ -17,11 +17,11 @@ from benchmarks import environments
 from benchmarks.__main__ import main
 from benchmarks.backends import BACKENDS
 from benchmarks.drivers import ours, raw_postgres, raw_sqlite
-from benchmarks.report import summarize, table
+from benchmarks.report import details, summarize, table
 from benchmarks.session import Run
 from benchmarks.work import PROGRESS_TEXT, REQUEST_TEXT, RESULT_TEXT, SCENARIOS
 from benchmarks.worker import DriverModule, Measured
-from taskstore import EventKind, TaskStatus, TaskStore
+from taskstore import EventKind, StoreOptions, TaskStatus, TaskStore
 from taskstore.testing import PostgresServer
 from taskstore.testing.postgres import URL_VARIABLE
 
@@ -39,7 +39,16 @@ def measured(*, operations: int, seconds: float) -> Measured:
         cpu_us=1.0,
         other_cpu=None,
         steps={"create": 1.0},
+        figures={},
     )
+
+
+def restarted(*, seconds: float) -> Measured:
+    """What a run of the scenario recover reports that took so long."""
+    return measured(operations=1, seconds=seconds) | {
+        "steps": {"open": seconds * 1e6, "read": 1.0},
+        "figures": {"resident after, MiB": 50.0},
+    }
 
 
 def run_command(folder: Path, *arguments: str) -> dict[str, Any]:
@@ -59,20 +68,25 @@ def test_every_scenario_runs_and_is_reported(backend: str, tmp_path: Path) -> No
     """Whoever reads the JSON counts on its shape."""
     scenarios = [name for name in SCENARIOS if name not in BACKENDS[backend].without]
 
-    document = run_command(tmp_path, "--backend", backend, "--scenario", *scenarios, "--clients", "1", "2")
+    document = run_command(
+        tmp_path, "--backend", backend, "--scenario", *scenarios, "--clients", "1", "2", "--sizes", "20"
+    )
 
+    expected = {
+        (name, 20 if any(SCENARIOS[name].sizes) else 0, clients)
+        for name in scenarios
+        for clients in ((1,) if SCENARIOS[name].once else (1, 2))
+    }
     assert document["unavailable"] == {}
     assert document["backends"][backend]["versions"].keys() >= {"Python", "SQLite"}
     assert document["machine"]["flush_us"] > 0
-    assert len(document["runs"]) == len(scenarios) * 2 * 2
+    assert len(document["runs"]) == len(expected) * 2
     for run in document["runs"]:
         assert run["backend"] == backend
-        assert run["measured"]["operations"] == 3
+        assert run["measured"]["operations"] == (1 if SCENARIOS[run["scenario"]].once else 3)
         assert run["measured"]["p99_us"] >= run["measured"]["p50_us"] > 0
-        assert tuple(run["measured"]["steps"]) == SCENARIOS[run["scenario"]][1]
-    assert {(each["scenario"], each["clients"]) for each in document["summaries"]} == {
-        (scenario, clients) for scenario in scenarios for clients in (1, 2)
-    }
+        assert tuple(run["measured"]["steps"]) == SCENARIOS[run["scenario"]].steps
+    assert {(each["scenario"], each["tasks"], each["clients"]) for each in document["summaries"]} == expected
 
 
 def test_a_postgresql_run_is_compared_with_its_baseline(
@@ -93,7 +107,7 @@ def test_a_postgresql_run_is_compared_with_its_baseline(
 async def test_a_flow_of_ours_leaves_a_completed_task_with_its_result(database_url: str) -> None:
     """A benchmark of half the work would be a lie."""
     async with ours.open_driver(database_url, "full") as driver:
-        flow = await SCENARIOS["flow"][0](driver)
+        flow = await SCENARIOS["flow"].prepare(driver, 0)
 
         instants = await flow(0)
 
@@ -113,7 +127,7 @@ async def test_a_flow_of_ours_leaves_a_completed_task_with_its_result(database_u
 async def test_a_tool_called_as_a_task_is_a_task_and_the_plain_one_is_none(database_url: str) -> None:
     """What the adapter costs is the difference of the two."""
     async with ours.open_driver(database_url, "full") as driver:
-        call = await SCENARIOS["adapter"][0](driver)
+        call = await SCENARIOS["adapter"].prepare(driver, 0)
 
         instants = await call(0)
 
@@ -122,6 +136,26 @@ async def test_a_tool_called_as_a_task_is_a_task_and_the_plain_one_is_none(datab
     assert instants == sorted(instants)
     assert len(instants) == 4
     assert [task.name for task in tasks] == ["task", "task"]  # one to connect, and one that was measured
+
+
+async def test_a_restart_of_ours_meets_orphans_and_leaves_none(database_url: str) -> None:
+    """Each of them must be the task of a dead process, and have its verdict when the clock stops."""
+    async with ours.open_driver(database_url, "full", upkeep=False) as driver:
+        restart = await SCENARIOS["recover"].prepare(driver, 30)
+        async with TaskStore.open(database_url, options=StoreOptions(upkeep=False)) as store:
+            before = await store.operator.health()
+
+        instants = await restart(0)
+
+        async with TaskStore.open(database_url, options=StoreOptions(upkeep=False)) as store:
+            tasks = (await store.operator.list_tasks()).tasks
+            events = await store.operator.list_events(tasks[-1].task_id)
+    assert (before.live, before.orphans) == (30, 30)
+    assert instants == sorted(instants)
+    assert len(instants) == 2
+    assert [task.status for task in tasks] == [TaskStatus.FAILED] * 30
+    assert [event.kind for event in events] == [EventKind.CREATED, EventKind.RECOVERED]
+    assert driver.figures["CPU, ms"] > 0
 
 
 @pytest.mark.parametrize("yardstick", [raw_sqlite, raw_postgres], ids=["sqlite", "postgres"])
@@ -153,10 +187,10 @@ def test_payloads_have_the_size_they_are_said_to_have() -> None:
 def test_a_ratio_compares_runs_of_the_same_round() -> None:
     """The machine may have been twice as fast in one round; the ratio must not show that."""
     runs = [
-        Run(1, "create", 1, "sqlite", measured(operations=400, seconds=1.0)),
-        Run(1, "create", 1, "a2a-sqlite", measured(operations=100, seconds=1.0)),
-        Run(2, "create", 1, "a2a-sqlite", measured(operations=200, seconds=1.0)),
-        Run(2, "create", 1, "sqlite", measured(operations=800, seconds=1.0)),
+        Run(1, "create", 0, 1, "sqlite", measured(operations=400, seconds=1.0)),
+        Run(1, "create", 0, 1, "a2a-sqlite", measured(operations=100, seconds=1.0)),
+        Run(2, "create", 0, 1, "a2a-sqlite", measured(operations=200, seconds=1.0)),
+        Run(2, "create", 0, 1, "sqlite", measured(operations=800, seconds=1.0)),
     ]
 
     summaries = summarize(runs, "a2a-sqlite")
@@ -166,6 +200,26 @@ def test_a_ratio_compares_runs_of_the_same_round() -> None:
         ("a2a-sqlite", (150, 100, 200), None),
     ]
     assert "4.00 [4.00-4.00] |" in table(summaries, "a2a-sqlite")
+
+
+def test_a_figure_is_compared_with_that_of_the_smallest_size() -> None:
+    """Whether a cost grows with the tasks that are kept is what the sizes are for."""
+    runs = [
+        Run(1, "recover", 10, 1, "sqlite", restarted(seconds=0.1)),
+        Run(1, "recover", 1000, 1, "sqlite", restarted(seconds=0.3)),
+    ]
+
+    summaries = summarize(runs, None)
+    lines = [line.split("|")[1:-1] for line in details(summaries).splitlines()[2:]]
+
+    assert [[cell.strip() for cell in line[2:]] for line in lines] == [
+        ["10", "1", "open", "100.0 ms", "1.00"],
+        ["10", "1", "read", "1 µs", "1.00"],
+        ["10", "1", "resident after, MiB", "50", "1.00"],
+        ["1,000", "1", "open", "300.0 ms", "3.00"],
+        ["1,000", "1", "read", "1 µs", "1.00"],
+        ["1,000", "1", "resident after, MiB", "50", "1.00"],
+    ]
 
 
 def test_a_peer_that_is_not_installed_is_reported_with_the_way_to_install_it(
