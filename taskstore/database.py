@@ -7,6 +7,7 @@ the batch is rolled back and its units run again one by one, so that no unit har
 
 import asyncio
 import hashlib
+import json
 import logging
 import os
 import random
@@ -195,7 +196,7 @@ class Database:
     def _announce(self, notice: str) -> None:
         with self._checkout() as connection:
             try:
-                connection.execute(NOTIFY, (self._compiler.channel, notice))
+                connection.execute(NOTIFY, (self._compiler.channel, [notice]))
             except self._dialect.driver_error as error:
                 raise self._dialect.classify(error, connection) from error
 
@@ -493,7 +494,7 @@ class _Transaction:
 
     def notify(self, task_id: str) -> None:
         if self._combines:
-            self.driver.execute(NOTIFY, (self._compiler.channel, notice(task_id)))
+            self.driver.execute(NOTIFY, (self._compiler.channel, [notice(task_id)]))
 
     def change(self, change: Change, params: Params) -> Row | None:
         # PostgreSQL writes the task and its event, and notifies, in one statement; SQLite has no data-modifying CTE,
@@ -519,21 +520,20 @@ class _Transaction:
     def change_all(self, change: Change, rows: Sequence[Row]) -> None:
         touched = self._execute_all(change.bare, rows)
         assert touched == len(rows), "rows that are read and locked cannot change before they are written"
-        self._execute_all(change.record, rows)
+        ids, first = [str(row["task_id"]) for row in rows], rows[0]
+        self.execute(change.record, {"changed": json.dumps(dict.fromkeys(ids)), "writer": first["writer"]})
         if self._combines:
-            channel = self._compiler.channel
-            with closing(self.driver.cursor()) as cursor:
-                cursor.executemany(NOTIFY, [(channel, notice(str(row["task_id"]))) for row in rows])
-        self.events += [
+            self.driver.execute(NOTIFY, (self._compiler.channel, list(map(notice, ids))))
+        # One is proof of all: they are stored together or not at all.
+        self.events.append(
             {
-                "task_id": row["task_id"],
-                "version": row["version"] + 1,
-                "at": row["now"],
+                "task_id": first["task_id"],
+                "version": first["version"] + 1,
+                "at": first["now"],
                 "kind": change.kind,
-                "instance_id": row["writer"],
+                "instance_id": first["writer"],
             }
-            for row in rows
-        ]
+        )
 
     def _execute_all(self, statement: Executable, params: Sequence[Params]) -> int:
         compiled = self._compiler.compiled(statement)

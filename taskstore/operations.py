@@ -758,23 +758,24 @@ def hand_over(transaction: Transaction, fence: Fence, *, call: Call) -> Task | R
 
 def _decide_over(transaction: Transaction, orphans: Iterable[Row], call: Call, reason: ReasonCode) -> list[Decided]:
     """Apply to each task its policy; the rows are locked by this transaction, so all that was read still holds."""
-    crashed = reason is ReasonCode.CRASH_RECOVERY
+    crashed = int(reason is ReasonCode.CRASH_RECOVERY)
+    params = {**call.params, "crashed": crashed}
     changes: dict[Change, list[Row]] = {}
     decided = []
     for orphan in orphans:
         fate, why, question = _fate(transaction, orphan, call, reason)
-        verdict = _verdict(orphan | {"crashes": orphan["crashes"] + crashed}, call, reason, why)
+        verdict = _verdict(orphan, call, reason, why, crashed)
         task_id = str(orphan["task_id"])
         if orphan["status"] == TaskStatus.INPUT_REQUIRED:
             # Nobody waits for the answers to what the former attempt asked.
             transaction.execute(statements.CLOSE_INPUTS, call.about(task_id))
         if question is not None:
             key = f"run-again-{orphan['attempt']}"  # an attempt ends once
-            sealed = call.rules.cipher.seal(payload.encode(question), "inputs", "request", task_id, key)
+            sealed = call.rules.cipher.seal(payload.encode_own(question), "inputs", "request", task_id, key)
             asked = {"key": key, "name": RUN_AGAIN, "request": sealed}
             _add_inputs(transaction, task_id, orphan["attempt"] + 1, [asked], call)
         change = statements.FOR_ORPHANS[reason, fate]
-        changes.setdefault(change, []).append({**call.params, **orphan, **verdict, "crashed": int(crashed)})
+        changes.setdefault(change, []).append({**params, **orphan, **verdict})
         decided.append(Decided(task_id, orphan["auth_key"], fate))
     for change, rows in changes.items():
         transaction.change_all(change, rows)
@@ -901,10 +902,13 @@ def fail_abandoned(transaction: Transaction, fences: Iterable[Fence], *, call: C
     return failed
 
 
-def _verdict(task: Row, call: Call, reason: ReasonCode, why: str) -> Row:
+def _verdict(task: Row, call: Call, reason: ReasonCode, why: str, crashed: int = 0) -> Row:
     """Write the error, the status message and the outcome digest of a task that the store itself decides over.
 
     The requestor learns how far the task had come and in which attempt; process and host are for the log alone.
+
+    Args:
+        crashed: How many crashes the verdict adds to those in the row.
     """
     message = f"{reason}: {why}."
     data: dict[str, JsonValue] = {"reason": reason.value}
@@ -913,15 +917,15 @@ def _verdict(task: Row, call: Call, reason: ReasonCode, why: str) -> Row:
             progress=task["progress"],
             total=task["progress_total"],
             attempt=task["attempt"],
-            crashes=task["crashes"],
+            crashes=task["crashes"] + crashed,
             # Whether a second run does harm only the tool can say; it did if it may be run again by itself.
             retrySafe=task["on_crash"] == OnCrash.RETRY,
         )
     task_id, cipher = task["task_id"], call.rules.cipher
     error: JsonValue = {"code": -32603, "message": message, "data": data}
     return {
-        "error": cipher.seal(payload.encode(error), "tasks", "error", task_id),
-        "status_message": cipher.seal(payload.encode(message), "tasks", "status_message", task_id),
+        "error": cipher.seal(payload.encode_own(error), "tasks", "error", task_id),
+        "status_message": cipher.seal(payload.encode_own(message), "tasks", "status_message", task_id),
         "outcome_digest": f"{reason}:{shorten(task_id)}",
     }
 

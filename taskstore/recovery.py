@@ -85,11 +85,33 @@ class Recovery:
         Raises:
             DatabaseUnavailableError: Run it again; what was done stays done.
         """
+        recovered: list[str] = []
+        queued: list[str] = []
+        asked: list[str] = []
+
+        def keep(batch: Sequence[Decided]) -> None:
+            recovered.extend(each.task_id for each in batch)
+            queued.extend(each.task_id for each in batch if each.owner_kind is OwnerKind.QUEUED)
+            asked.extend(each.task_id for each in batch if each.owner_kind is OwnerKind.PARKED)
+            progress(len(recovered))
+
+        dead = self.recover_in_batches(writer, keep)
+        return RecoveryReport(recovered=tuple(recovered), queued=tuple(queued), asked=tuple(asked), dead_instances=dead)
+
+    def recover_in_batches(self, writer: str, on_batch: Callable[[Sequence[Decided]], None]) -> int:
+        """Recover as ``recover`` does, and keep nothing: memory does not grow with the orphans.
+
+        Args:
+            on_batch: Called after each batch with what it decided.
+
+        Returns:
+            How many processes were proven dead.
+        """
         # The timer and the application may both ask for it.
         with self._one_at_a_time:
-            return self._recover(writer, progress)
+            return self._recover(writer, on_batch)
 
-    def _recover(self, writer: str, progress: Callable[[int], None]) -> RecoveryReport:
+    def _recover(self, writer: str, on_batch: Callable[[Sequence[Decided]], None]) -> int:
         rows = self._others(writer)
         if any(map(is_elsewhere, rows)):
             self._make_sure_that_all_can_beat(writer)
@@ -101,21 +123,15 @@ class Recovery:
             for row in rows
             if verdicts[row["instance_id"]] is Verdict.DEAD
         }
-        decided: list[Decided] = []
+        owners = Counter[OwnerKind]()
         for instance_id, last_beat in (*dead.items(), (None, None)):
-            self._decide_over(instance_id, writer, ReasonCode.CRASH_RECOVERY, decided, progress, last_beat)
+            owners += self._decide_over(instance_id, writer, ReasonCode.CRASH_RECOVERY, on_batch, last_beat)
         for instance_id, last_beat in dead.items():
             # Not before its tasks are decided over: the row proves them orphans to whoever goes on if we die here.
             release(self._database, instance_id, last_beat)
-        report = RecoveryReport(
-            recovered=tuple(each.task_id for each in decided),
-            queued=tuple(each.task_id for each in decided if each.owner_kind is OwnerKind.QUEUED),
-            asked=tuple(each.task_id for each in decided if each.owner_kind is OwnerKind.PARKED),
-            dead_instances=len(dead),
-        )
-        if decided or dead:
-            logger.warning("Recovery: %d dead processes, %s.", len(dead), _counts(decided))
-        return report
+        if owners or dead:
+            logger.warning("Recovery: %d dead processes, %s.", len(dead), _counts(owners))
+        return len(dead)
 
     def _others(self, writer: str) -> list[Row]:
         return [row for row in self._database.read(read_instances).result() if row["instance_id"] != writer]
@@ -135,8 +151,7 @@ class Recovery:
 
     def hand_over(self, instance_id: str) -> None:
         """Decide over what this instance still holds and delete its row: it stops, so nobody waits for its lease."""
-        left: list[Decided] = []
-        self._decide_over(instance_id, instance_id, ReasonCode.SERVER_STOPPED, left)
+        left = self._decide_over(instance_id, instance_id, ReasonCode.SERVER_STOPPED)
         release(self._database, instance_id)
         if left:
             logger.warning("The store was closed while tasks of it were still live: %s.", _counts(left))
@@ -195,10 +210,11 @@ class Recovery:
         dead: str | None,
         writer: str,
         reason: ReasonCode,
-        decided: list[Decided],
-        progress: Callable[[int], None] = lambda recovered: None,
+        on_batch: Callable[[Sequence[Decided]], None] = lambda batch: None,
         last_beat: int | None = None,
-    ) -> None:
+    ) -> Counter[OwnerKind]:
+        """Decide over the tasks of one instance; count who holds them now."""
+        owners = Counter[OwnerKind]()
         while True:
             unit = partial(
                 operations.recover_orphans,
@@ -214,14 +230,14 @@ class Recovery:
                     whose = each.auth_key[:12] or "no auth context"
                     audit.info("recovered %s of %s, held by %s", shorten(each.task_id), whose, dead or "nobody known")
                 self._on_change(each.task_id)
-            decided += batch
+            owners.update(each.owner_kind for each in batch)
             self._tell(batch)
-            progress(len(decided))
+            on_batch(batch)
             # fail point: recovery-batch-done
             # An empty batch ends it, not a short one: rows that another process has locked are passed over,
             # and are that process's to fail.
             if not batch:
-                return
+                return owners
 
     def _tell(self, batch: Sequence[Decided]) -> None:
         hook = self._options.on_recovered
@@ -239,8 +255,7 @@ class Recovery:
             logger.exception("The hook on_recovered failed; recovery goes on.")
 
 
-def _counts(decided: Sequence[Decided]) -> str:
-    owners = Counter(each.owner_kind for each in decided)
+def _counts(owners: Counter[OwnerKind]) -> str:
     queued, asked = owners[OwnerKind.QUEUED], owners[OwnerKind.PARKED]
-    failed = len(decided) - queued - asked
+    failed = owners.total() - queued - asked
     return f"{failed} tasks failed, {queued} wait to be run again, {asked} wait for their requestor's word"

@@ -83,6 +83,14 @@ _FENCE = and_(
 )
 
 
+def keys_of(name: str) -> Select[Any]:
+    """Select the keys of a JSON object, which stands for a list of any length.
+
+    json_each of an object is the one function with a name and a column that both databases have.
+    """
+    return select(func.json_each(bindparam(name, type_=JSON)).table_valued("key").c.key)
+
+
 # --- changes: a write of one task, and the event row that records it
 
 
@@ -107,8 +115,8 @@ class Change:
 
     @cached_property
     def record(self) -> Insert:
-        """INSERT of the event alone, from the task's row as ``bare`` has left it."""
-        return self._event(tasks.c, _THIS)
+        """INSERT of the events of many tasks, from their rows as ``bare`` has left them."""
+        return self._event(tasks.c, tasks.c.task_id.in_(keys_of("changed")))
 
     @cached_property
     def combined(self) -> Select[Any]:
@@ -375,10 +383,8 @@ OPERATOR_LIST = (
     .limit(_number("limit"))
 )
 
-# What the shared poll of all waiters asks, however many they are: the ids are the keys of one JSON object, since
-# json_each of an object is the one function with a name and a column that both databases have.
-_WAITED_FOR = func.json_each(bindparam("waited_for", type_=JSON)).table_valued("key")
-WATCH = select(tasks.c.task_id, tasks.c.version).where(tasks.c.task_id.in_(select(_WAITED_FOR.c.key)))
+# What the shared poll of all waiters asks, however many they are.
+WATCH = select(tasks.c.task_id, tasks.c.version).where(tasks.c.task_id.in_(keys_of("waited_for")))
 
 # --- events and inputs
 

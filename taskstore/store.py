@@ -6,7 +6,7 @@ import logging
 import secrets
 import threading
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from datetime import timedelta
 from enum import Enum
@@ -30,7 +30,7 @@ from taskstore.errors import (
 )
 from taskstore.handle import TaskHandle
 from taskstore.instances import Instance, Judge, Verdict, read_instances
-from taskstore.operations import Call, Fence, Limits, Refused, Row, Transaction
+from taskstore.operations import Call, Decided, Fence, Limits, Refused, Row, Transaction
 from taskstore.options import StoreOptions
 from taskstore.recovery import Recovery, UpkeepTurn
 from taskstore.scheduler import MaintenanceScheduler
@@ -193,8 +193,8 @@ class _Parts:
         )
         self.instance.start()
         if options.upkeep:
-            self.recover()
-            self.scheduler.add("recover", self._in_turn(self.recover), options.recovery_interval)
+            self.keep_recovering()
+            self.scheduler.add("recover", self._in_turn(self.keep_recovering), options.recovery_interval)
             self.scheduler.add("sweep", self._in_turn(self.recovery.sweep), options.sweep_interval)
             self.scheduler.add("abandoned", self.fail_abandoned, options.recovery_interval)
             self.scheduler.start()
@@ -227,6 +227,15 @@ class _Parts:
             for task_id in self.database.write(unit).result():
                 logger.error("Task %s was failed: nothing in this process held it.", shorten(task_id))
                 self.waiting.notify(task_id)
+
+    def keep_recovering(self) -> None:
+        """Recover as often as it is time; nobody asks which tasks, so none are kept."""
+
+        def wake(batch: Sequence[Decided]) -> None:
+            if any(each.owner_kind is OwnerKind.QUEUED for each in batch):
+                self.queue.wake()
+
+        self.recovery.recover_in_batches(self.writer, wake)
 
     def recover(self) -> RecoveryReport:
         report = self.recovery.recover(self.writer)
