@@ -938,9 +938,14 @@ class Swept:
     deleted: list[str]
 
 
-def sweep(transaction: Transaction, *, call: Call, limit: int) -> Swept:
-    """End up to ``limit`` tasks that are due, and delete up to ``limit`` expired ones, the longest expired first."""
-    due = [str(row["task_id"]) for row in transaction.rows(statements.DUE, {**call.params, "limit": limit})]
+def sweep(transaction: Transaction, *, call: Call, limit: int, ending: bool = True) -> Swept:
+    """End up to ``limit`` tasks that are due, and delete up to ``limit`` expired ones, the longest expired first.
+
+    Args:
+        ending: Whether to look for tasks that are due, which takes a look at every live one.
+    """
+    found = transaction.rows(statements.DUE, {**call.params, "limit": limit}) if ending else []
+    due = [str(row["task_id"]) for row in found]
     for task_id in sorted(due):
         end_if_due(transaction, task_id, call=call)
     swept = transaction.rows(statements.SWEEP, {**call.params, "limit": limit})

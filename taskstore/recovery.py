@@ -163,9 +163,11 @@ class Recovery:
             progress: Called after each batch with the number of tasks swept so far.
         """
         ended = deleted = 0
+        ending = True
         while True:
-            unit = partial(operations.sweep, call=self._call(), limit=SWEEP_BATCH)
+            unit = partial(operations.sweep, call=self._call(), limit=SWEEP_BATCH, ending=ending)
             batch = self._database.write(unit).result()
+            ending = len(batch.ended) == SWEEP_BATCH
             for task_id in batch.ended:
                 self._on_change(task_id)
             ended, deleted = ended + len(batch.ended), deleted + len(batch.deleted)

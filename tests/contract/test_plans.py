@@ -10,6 +10,7 @@ USES = {
     "GET": "pk_taskstore_tasks|sqlite_autoindex_taskstore_tasks_1",
     "LIST": "ix_taskstore_tasks_list",
     "OPERATOR_LIST": "pk_taskstore_tasks|sqlite_autoindex_taskstore_tasks_1|ix_taskstore_tasks_list",  # of one owner
+    "DUE": "ix_taskstore_tasks_live|ix_taskstore_tasks_instance",  # each holds live rows only
     "SWEEP": "ix_taskstore_tasks_expiry",
     "ORPHANS_OF": "ix_taskstore_tasks_instance",
     "ORPHANS_OF_NOBODY": "ix_taskstore_tasks_instance|ix_taskstore_tasks_live",  # each holds live rows only

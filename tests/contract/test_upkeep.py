@@ -4,11 +4,11 @@ import asyncio
 import logging
 from datetime import timedelta
 
-from taskstore import TaskStatus
-from taskstore.recovery import Recovery
+from taskstore import OnCrash, TaskStatus, database, statements
+from taskstore.recovery import SWEEP_BATCH, Recovery
 from taskstore.schema import REVISIONS
 
-from .conftest import ALICE
+from .conftest import ALICE, MINUTE
 
 SOON = timedelta(milliseconds=50)
 LONG = timedelta(seconds=30)
@@ -52,6 +52,27 @@ async def test_health_counts_what_there_is(store, peer, crash, finish, clock):
 
     assert (health.live, health.finished, health.expired, health.orphans, health.instances) == (2, 1, 1, 1, 1)
     assert health.revision == REVISIONS[-1]
+
+
+async def test_a_sweep_of_many_batches_looks_at_live_tasks_only_while_some_are_due(store, finish, clock, monkeypatch):
+    """With many live tasks and many expired ones, a look at each of the former for each batch held up every writer."""
+    external = (store.create_task(auth=ALICE, ttl=MINUTE, on_crash=OnCrash.EXTERNAL) for _ in range(SWEEP_BATCH + 1))
+    await asyncio.gather(*external, *(finish(store, ttl=MINUTE) for _ in range(2 * SWEEP_BATCH + 1)))
+    clock.advance(timedelta(hours=1))
+    looks, rows = [], database._Transaction.rows
+
+    def watched(self, statement, params):
+        found = rows(self, statement, params)
+        if statement is statements.DUE:
+            looks.append(len(found))
+        return found
+
+    monkeypatch.setattr(database._Transaction, "rows", watched)
+
+    report = await store.sweep()
+
+    assert (report.ended, report.deleted) == (SWEEP_BATCH + 1, 2 * SWEEP_BATCH + 1)
+    assert looks == [SWEEP_BATCH, 1]
 
 
 def upkeep_of(store):
