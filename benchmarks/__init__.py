@@ -11,4 +11,8 @@ table tells their parts, and how each grows with the size:
 
     recover   a process dies and leaves so many live tasks; from the opening of the store in a new process to the
               verdict of all of them, with that process's CPU time and resident memory
+    list      the first page of 50 of one owner, of whom a tenth of the tasks are
+    sweep     so many expired tasks are deleted while four clients create others; what these wait, with and without
+    growth    get, list, create, complete, a recovery and a sweep that find nothing to do, beside so many finished
+              tasks; the database's size and the resident memory
 """

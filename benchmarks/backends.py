@@ -30,7 +30,7 @@ class Backend:
 
 _OURS = ("taskstore", "SQLAlchemy", "pydantic")
 
-_ONLY_OURS = ("adapter", "wait", "recover")
+_ONLY_OURS = ("adapter", "wait", "list", "cancel", "recover", "sweep", "growth")
 
 BACKENDS = {
     backend.name: backend

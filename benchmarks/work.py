@@ -3,6 +3,7 @@
 Standard library only: peers run it in environments of their own.
 """
 
+import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -10,6 +11,8 @@ from functools import cached_property
 from itertools import cycle
 from time import perf_counter
 from typing import Generic, Protocol, TypeVar
+
+from benchmarks.machine import resident_mib
 
 _SENTENCE = "Render the quarterly report, page by page, and say how far you are. "
 
@@ -74,6 +77,50 @@ class Driver(ABC, Generic[Held]):
         Raises:
             NotImplementedError: This store has no call that waits for another process.
         """
+        raise NotImplementedError
+
+    async def cancel(self, held: Held) -> None:
+        """Store that the task is cancelled, as its owner.
+
+        Raises:
+            NotImplementedError: Tasks of this store are not cancelled.
+        """
+        raise NotImplementedError
+
+    async def keep(self, tasks: int) -> None:
+        """Have so many completed tasks kept; every tenth belongs to client 0.
+
+        Raises:
+            NotImplementedError: This backend is not measured with a size.
+        """
+        raise NotImplementedError
+
+    async def get_kept(self) -> None:
+        """Read one of client 0's kept tasks, drawn at random, as its owner would poll it.
+
+        Raises:
+            LookupError: It is not there.
+        """
+        raise NotImplementedError
+
+    async def page(self) -> int:
+        """List the 50 newest tasks of client 0; return how many there were."""
+        raise NotImplementedError
+
+    async def file_mib(self) -> float:
+        """Tell how much the database takes on the disk."""
+        raise NotImplementedError
+
+    async def expire(self, tasks: int) -> None:
+        """Have so many more completed tasks kept that have expired."""
+        raise NotImplementedError
+
+    async def sweep(self) -> int:
+        """Delete what has expired; return how many tasks that were."""
+        raise NotImplementedError
+
+    async def recover(self) -> None:
+        """Look for orphans, of which there are none."""
         raise NotImplementedError
 
     async def orphan(self, tasks: int) -> None:
@@ -193,6 +240,106 @@ async def prepare_recover(driver: Driver[Held], tasks: int, /) -> Operation:
     return restart
 
 
+async def prepare_list(driver: Driver[Held], tasks: int, /) -> Operation:
+    """Measure the first page of one owner's tasks, of whom a tenth of all tasks are."""
+    await driver.keep(tasks)
+
+    async def page(_client: int) -> list[float]:
+        start = perf_counter()
+        found = await driver.page()
+        end = perf_counter()
+        if not found:
+            raise LookupError("The page is empty.")
+        return [start, end]
+
+    return page
+
+
+async def prepare_cancel(driver: Driver[Held], _tasks: int, /) -> Operation:
+    """Measure cancels, each of a task that was created just before."""
+
+    async def cancel(client: int) -> list[float]:
+        held = await driver.create(client)
+        start = perf_counter()
+        await driver.cancel(held)
+        return [start, perf_counter()]
+
+    return cancel
+
+
+async def prepare_growth(driver: Driver[Held], tasks: int, /) -> Operation:
+    """Measure what a server does all the time, beside so many kept tasks; recovery and sweep find nothing to do."""
+    await driver.keep(tasks)
+    driver.figures["database, MiB"] = await driver.file_mib()
+
+    async def live(client: int) -> list[float]:
+        at = [perf_counter()]
+        await driver.get_kept()
+        at.append(perf_counter())
+        await driver.page()
+        at.append(perf_counter())
+        held = await driver.create(client)
+        at.append(perf_counter())
+        await driver.complete(held)
+        at.append(perf_counter())
+        await driver.recover()
+        at.append(perf_counter())
+        await driver.sweep()
+        at.append(perf_counter())
+        resident = resident_mib()
+        if resident is not None:
+            driver.figures["resident, MiB"] = resident
+        return at
+
+    return live
+
+
+async def prepare_sweep(driver: Driver[Held], tasks: int, /) -> Operation:
+    """Measure the deletion of so many expired tasks while four clients create others.
+
+    Told beside: how fast a tenth of them is swept when nobody writes, and what the clients wait when nobody sweeps.
+    """
+    await driver.expire(tasks // 10)
+    start = perf_counter()
+    swept = await driver.sweep()
+    driver.figures["swept with no writers, tasks/s"] = swept / (perf_counter() - start)
+    await driver.expire(tasks)
+    _tell_waits(driver, "no sweep", await _write_until(driver, asyncio.create_task(asyncio.sleep(2))))
+
+    async def sweep(_client: int) -> list[float]:
+        start = perf_counter()
+        sweeping = asyncio.create_task(driver.sweep())
+        spans = await _write_until(driver, sweeping)
+        end = perf_counter()
+        if await sweeping < tasks:
+            raise LookupError("The sweep left expired tasks.")
+        driver.figures["swept beside writers, tasks/s"] = tasks / (end - start)
+        _tell_waits(driver, "a sweep", spans)
+        return [start, end]
+
+    return sweep
+
+
+async def _write_until(driver: Driver[Held], over: "asyncio.Task[int] | asyncio.Task[None]") -> list[float]:
+    """Have four clients create tasks until something else is done; return how long each create took, in order."""
+    spans = []
+
+    async def write(client: int) -> None:
+        while not over.done():
+            start = perf_counter()
+            await driver.create(client)
+            spans.append(perf_counter() - start)
+
+    await asyncio.gather(*(write(client) for client in range(4)))
+    return sorted(spans)
+
+
+def _tell_waits(driver: Driver[Held], beside: str, spans: list[float]) -> None:
+    for name, share in (("p50", 0.5), ("p99", 0.99), ("longest", 1.0)):
+        found = spans[min(int(len(spans) * share), len(spans) - 1)]
+        driver.figures[f"create beside {beside}, {name}, ms"] = found * 1000
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
     """What a run does.
@@ -216,9 +363,18 @@ SCENARIOS = {
     "flow": Scenario(prepare=prepare_flow, steps=("create", "get", "progress", "complete", "outcome")),
     "create": Scenario(prepare=prepare_create, steps=("create",)),
     "get": Scenario(prepare=prepare_get, steps=("get",)),
+    "list": Scenario(prepare=prepare_list, steps=("page",), sizes=(10_000, 100_000)),
+    "cancel": Scenario(prepare=prepare_cancel, steps=("cancel",)),
     "wait": Scenario(prepare=prepare_wait, steps=("wake",)),
     "adapter": Scenario(prepare=prepare_adapter, steps=("plain", "handle", "poll")),
     "recover": Scenario(
         prepare=prepare_recover, steps=("verdict",), sizes=(1, 10_000, 100_000), once=True, upkeep=False
+    ),
+    "sweep": Scenario(prepare=prepare_sweep, steps=("sweep",), sizes=(500_000,), once=True, upkeep=False),
+    "growth": Scenario(
+        prepare=prepare_growth,
+        steps=("get", "list", "create", "complete", "recover", "sweep"),
+        sizes=(1_000, 100_000, 1_000_000),
+        upkeep=False,
     ),
 }

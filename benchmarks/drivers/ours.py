@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import TYPE_CHECKING
 
-from benchmarks.drivers.filling import copy_task
+from benchmarks.drivers.filling import copy_task, id_of_copy, size_mib
 from benchmarks.work import PROGRESS_TEXT, REQUEST_TEXT, RESULT_TEXT, Driver
 from taskstore import AuthContext, StoreOptions, TaskHandle, TaskStore
 
@@ -70,12 +70,13 @@ class _Waker:
 class _OursDriver(Driver[_Held]):
     def __init__(self, store: TaskStore, place: str, durability: str, stack: AsyncExitStack) -> None:
         self._store, self._place, self._durability, self._stack = store, place, durability, stack
+        self._kept, self._copies = "", 0
         # Made when a scenario first needs them.
         self._waker: asyncio.Task[_Waker] | None = None
         self._tools: Tools | None = None
 
     async def create(self, client: int) -> _Held:
-        auth = AuthContext(issuer="benchmarks", subject=f"client-{client}")
+        auth = _client(client)
         task = await self._store.create_task(auth=auth, name="report", request={"topic": REQUEST_TEXT})
         return _Held(self._store.handle(task), auth)
 
@@ -105,6 +106,38 @@ class _OursDriver(Driver[_Held]):
         await asyncio.sleep(random.uniform(0.05, 0.15))
         completing = float(await waker.tell(f"complete {task_id}"))
         return [completing, await waiter]
+
+    async def cancel(self, held: _Held) -> None:
+        await self._store.cancel_task(held.handle.task_id, auth=held.auth)
+
+    async def keep(self, tasks: int) -> None:
+        owners = "CASE i % 10 WHEN 0 THEN auth_key ELSE auth_key || (i % 10) END"
+        self._kept, self._copies = await self._copy_completed(tasks - 1, {"auth_key": owners}), tasks - 1
+
+    async def get_kept(self) -> None:
+        number = 10 * random.randint(0, self._copies // 10)
+        await self._store.get_task(id_of_copy(self._kept, number) if number else self._kept, auth=_client(0))
+
+    async def page(self) -> int:
+        return len((await self._store.list_tasks(auth=_client(0), limit=50)).tasks)
+
+    async def file_mib(self) -> float:
+        return await asyncio.to_thread(size_mib, url_of(self._place))
+
+    async def expire(self, tasks: int) -> None:
+        await self._copy_completed(tasks, {"expires_at": "created_at"})
+
+    async def _copy_completed(self, copies: int, changes: dict[str, str]) -> str:
+        held = await self.create(client=0)
+        await self.complete(held)
+        await asyncio.to_thread(copy_task, url_of(self._place), held.handle.task_id, copies, changes)
+        return held.handle.task_id
+
+    async def sweep(self) -> int:
+        return (await self._store.sweep()).deleted
+
+    async def recover(self) -> None:
+        await self._store.recover()
 
     async def orphan(self, tasks: int) -> None:
         async with _Waker.start(self._place, self._durability) as process:
@@ -147,6 +180,10 @@ async def open_driver(place: str, durability: str, *, upkeep: bool = True) -> As
     options = replace(options_of(durability), upkeep=upkeep)
     async with TaskStore.open(url_of(place), options=options) as store, AsyncExitStack() as stack:
         yield _OursDriver(store, place, durability, stack)
+
+
+def _client(number: int) -> AuthContext:
+    return AuthContext(issuer="benchmarks", subject=f"client-{number}")
 
 
 def url_of(place: str) -> str:

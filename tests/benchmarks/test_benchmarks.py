@@ -158,6 +158,48 @@ async def test_a_restart_of_ours_meets_orphans_and_leaves_none(database_url: str
     assert driver.figures["CPU, ms"] > 0
 
 
+async def test_kept_and_expired_tasks_of_ours_are_real_ones(database_url: str) -> None:
+    """Copies that a read, a page or a sweep does not meet would make everything look quick."""
+    async with ours.open_driver(database_url, "full", upkeep=False) as driver:
+        await driver.keep(100)
+        for _ in range(30):
+            await driver.get_kept()
+        of_client_0 = await driver.page()
+        nothing = await driver.sweep()
+        await driver.expire(30)
+        swept = await driver.sweep()
+
+        async with TaskStore.open(database_url, options=StoreOptions(upkeep=False)) as store:
+            health = await store.operator.health()
+            oldest = (await store.operator.list_tasks()).tasks[-1]
+            events = await store.operator.list_events(oldest.task_id)
+    assert (of_client_0, nothing, swept) == (10, 0, 30)
+    assert (health.finished, health.expired, health.live) == (101, 0, 0)  # the one that was copied has not expired
+    assert [event.kind for event in events] == [EventKind.CREATED, EventKind.COMPLETED]
+
+
+async def test_a_sweep_of_ours_is_measured_beside_writers(database_url: str) -> None:
+    """What the sweep costs others is the question; the figures name both sides of the answer."""
+    async with ours.open_driver(database_url, "full", upkeep=False) as driver:
+        sweep = await SCENARIOS["sweep"].prepare(driver, 300)
+
+        await sweep(0)
+
+        async with TaskStore.open(database_url, options=StoreOptions(upkeep=False)) as store:
+            health = await store.operator.health()
+    assert (health.expired, health.finished) == (0, 2)
+    assert health.live > 0
+    assert driver.figures.keys() == {
+        "swept with no writers, tasks/s",
+        "swept beside writers, tasks/s",
+        *(
+            f"create beside {what}, {name}, ms"
+            for what in ("no sweep", "a sweep")
+            for name in ("p50", "p99", "longest")
+        ),
+    }
+
+
 @pytest.mark.parametrize("yardstick", [raw_sqlite, raw_postgres], ids=["sqlite", "postgres"])
 async def test_a_flow_of_a_yardstick_leaves_a_completed_row(
     yardstick: DriverModule, tmp_path: Path, request: pytest.FixtureRequest
