@@ -35,6 +35,7 @@ from taskstore.dialects import (
     ConflictError,
     Dialect,
     Durability,
+    Journal,
     LostError,
     dialect_of,
 )
@@ -57,6 +58,7 @@ class Database:
     Args:
         url: ``sqlite:///file.db``, ``sqlite://`` (in memory), or ``postgresql+psycopg://user@host/name``.
         durability: ``full`` survives power loss; ``normal`` survives the death of the process.
+        journal: Of SQLite; see ``StoreOptions``.
         prefix: Of the tables.
         schema: PostgreSQL schema of the tables; None is the connection's own.
         observer: Leave the database as it is, down to SQLite's journal mode.
@@ -71,6 +73,7 @@ class Database:
         url: str | URL,
         *,
         durability: Durability = "full",
+        journal: Journal = "wal",
         prefix: str = DEFAULT_PREFIX,
         schema: str | None = None,
         observer: bool = False,
@@ -84,7 +87,7 @@ class Database:
             raise ValueError(
                 f"{url!r} is no database URL; use sqlite:///file.db or postgresql+psycopg://user@host/name."
             ) from error
-        self._dialect = dialect_of(parsed, durability)
+        self._dialect = dialect_of(parsed, durability, journal)
         self.name, self.label, self.shared = self._dialect.name, self._dialect.label, self._dialect.shared
         self.prefix, self.schema = prefix, schema
         self._engine = self._dialect.engine()

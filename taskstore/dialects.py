@@ -21,6 +21,7 @@ from taskstore.clock import SYSTEM
 from taskstore.errors import DatabaseUnavailableError, SchemaError, TaskStoreError
 
 Durability = Literal["full", "normal"]
+Journal = Literal["wal", "rollback"]
 
 logger = logging.getLogger("taskstore")
 
@@ -111,7 +112,7 @@ class Dialect(ABC):
 
 
 class Sqlite(Dialect):
-    """SQLite in a file, in WAL mode; or in memory, on one connection."""
+    """SQLite in a file, in WAL mode unless told otherwise; or in memory, on one connection."""
 
     name, combines, writers, readers, batch = "sqlite", False, 1, 2, LARGEST_BATCH
     # A deferred transaction that reads and then writes fails at once with SQLITE_BUSY_SNAPSHOT if another writer
@@ -119,7 +120,7 @@ class Sqlite(Dialect):
     begin, begin_snapshot, lock_migrations = "BEGIN IMMEDIATE", "BEGIN", "BEGIN IMMEDIATE"
     driver_error = sqlite3.Error
 
-    def __init__(self, url: URL, durability: Durability) -> None:
+    def __init__(self, url: URL, durability: Durability, journal: Journal) -> None:
         if url.query:
             raise ValueError(
                 f"A SQLite URL takes no options, but {url} has {sorted(url.query)}; use sqlite:///file.db."
@@ -129,7 +130,9 @@ class Sqlite(Dialect):
         # An absolute path: connections are opened later too, perhaps after a change of the working directory.
         self._path = os.path.abspath(url.database or "") if self.shared else ":memory:"
         self.label = f"the SQLite database {self._path}" if self.shared else "the in-memory SQLite database"
-        self.reads_inline = self.threads_keep_connections = self.shared
+        self.threads_keep_connections = self.shared
+        self._mode = "wal" if journal == "wal" else "delete"
+        self.reads_inline = self.shared and journal == "wal"  # with a rollback journal a reader waits for the writer
         self._opened: tuple[int, int] | None = None  # which file it is; None until there is one
         self._is_remote = False
         if not self.shared:
@@ -195,18 +198,23 @@ class Sqlite(Dialect):
         try:
             mode = connection.execute("PRAGMA journal_mode").fetchone()[0]
             deadline = SYSTEM.monotonic() + _BUSY_TIMEOUT_MS / 1000
-            while self.shared and not observer and mode != "wal":
+            while self.shared and not observer and mode != self._mode:
                 # Several processes may open a new file at once. The change of mode takes the lock without waiting.
                 try:
-                    mode = connection.execute("PRAGMA journal_mode=WAL").fetchone()[0]
-                    if mode != "wal":
+                    mode = connection.execute(f"PRAGMA journal_mode={self._mode}").fetchone()[0]
+                    if mode != self._mode:
                         raise DatabaseUnavailableError(
-                            f"{self.label} cannot use a write-ahead log (its journal mode stays {mode!r}); "
-                            "put it on a local disk, or use PostgreSQL."
+                            f"{self.label} cannot use a write-ahead log (its journal mode stays {mode!r}); put it on a "
+                            "local disk, or use PostgreSQL, or open it with StoreOptions(journal='rollback')."
                         )
                 except sqlite3.OperationalError as error:
-                    if not _is_busy(error) or SYSTEM.monotonic() > deadline:
+                    if not _is_busy(error):
                         raise
+                    if SYSTEM.monotonic() > deadline:
+                        raise BusyError(
+                            f"{self.label} cannot change its journal from {mode!r} to {self._mode!r} while others have "
+                            "it open; stop them, and have all open it with the same StoreOptions(journal=...)."
+                        ) from error
                     time.sleep(random.uniform(0.005, 0.02))
             connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
         except sqlite3.Error as error:
@@ -482,7 +490,7 @@ class Listen(ChangeFeed):
         self._connection.execute(f"UNLISTEN {self._channel}")
 
 
-def dialect_of(url: URL, durability: Durability) -> Dialect:
+def dialect_of(url: URL, durability: Durability, journal: Journal) -> Dialect:
     """Choose by the URL's driver.
 
     Raises:
@@ -491,7 +499,7 @@ def dialect_of(url: URL, durability: Durability) -> Dialect:
     """
     match url.drivername:
         case "sqlite" | "sqlite+pysqlite":
-            return Sqlite(url, durability)
+            return Sqlite(url, durability, journal)
         case "postgresql" | "postgresql+psycopg":
             return Postgres(url, durability)
     raise ValueError(

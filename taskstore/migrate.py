@@ -21,16 +21,18 @@ _one_at_a_time = threading.Lock()
 def upgrade(url: str, *, revision: str = "head", table_prefix: str = DEFAULT_PREFIX, schema: str | None = None) -> None:
     """Bring a database to a revision: all in one transaction, under a lock that makes other migrations wait.
 
+    The journal mode of SQLite stays as it is; ``TaskStore.open`` sets it.
+
     Raises:
         DatabaseUnavailableError: The database cannot be opened or reached, or refuses the change.
     """
-    with closing(Database(url, prefix=table_prefix, schema=schema)) as database:
+    with closing(Database(url, prefix=table_prefix, schema=schema, observer=True)) as database:
         upgrade_database(database, revision)
 
 
 def downgrade(url: str, revision: str, *, table_prefix: str = DEFAULT_PREFIX, schema: str | None = None) -> None:
     """Take a database back to a revision, or to ``base``, which drops every table of ours and all that is in them."""
-    with closing(Database(url, prefix=table_prefix, schema=schema)) as database:
+    with closing(Database(url, prefix=table_prefix, schema=schema, observer=True)) as database:
         _run("downgrade", database, revision)
 
 

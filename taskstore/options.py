@@ -3,15 +3,20 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Literal
+from typing import Literal, get_args
 
 from taskstore.cipher import Cipher, check_keys
 from taskstore.clock import Clock
-from taskstore.dialects import Durability
+from taskstore.dialects import Durability, Journal
 from taskstore.operations import Limits, Rules
 from taskstore.payload import check_text
 from taskstore.schema import DEFAULT_PREFIX, check_identifier
 from taskstore.task import Task
+
+TtlPolicy = Literal["keep", "strict"]
+PayloadPolicy = Literal["refuse", "repair"]
+
+_CHOICES = {"durability": Durability, "journal": Journal, "ttl_policy": TtlPolicy, "payload_policy": PayloadPolicy}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,6 +26,8 @@ class StoreOptions:
     Attributes:
         durability: ``full``: what was acknowledged survives power loss. ``normal``: the death of the process;
             a power loss may take the last moments.
+        journal: Of SQLite. ``wal``: nobody waits for the writer. ``rollback``: for file systems without shared memory,
+            which the write-ahead log needs; readers and the writer wait for each other.
         lease: How long an instance on another machine must be seen without a heartbeat to be taken for dead.
         heartbeat: Between two beats; at most a third of the lease.
         default_ttl: Lifetime of a task that asks for none; None is unlimited.
@@ -54,15 +61,16 @@ class StoreOptions:
     """
 
     durability: Durability = "full"
+    journal: Journal = "wal"
     lease: timedelta = timedelta(seconds=30)
     heartbeat: timedelta = timedelta(seconds=10)
     default_ttl: timedelta | None = timedelta(hours=1)
     max_ttl: timedelta | None = timedelta(days=30)
     min_retention: timedelta = timedelta(minutes=15)
-    ttl_policy: Literal["keep", "strict"] = "keep"
+    ttl_policy: TtlPolicy = "keep"
     tombstones: timedelta | None = None
     tombstone_limit: int = 100_000
-    payload_policy: Literal["refuse", "repair"] = "refuse"
+    payload_policy: PayloadPolicy = "refuse"
     binding_secret: bytes | None = field(default=None, repr=False)
     old_binding_secrets: Sequence[bytes | None] = field(default=(), repr=False)
     keys: Sequence[bytes] = field(default=(), repr=False)
@@ -78,15 +86,19 @@ class StoreOptions:
     clock: Clock = field(default_factory=Clock)
 
     def __post_init__(self) -> None:
-        if self.durability not in ("full", "normal"):
-            raise ValueError(f"durability must be 'full' or 'normal', not {self.durability!r}.")
+        choices = {
+            "durability": Durability,
+            "journal": Journal,
+            "ttl_policy": TtlPolicy,
+            "payload_policy": PayloadPolicy,
+        }
+        for name, choice in choices.items():
+            if getattr(self, name) not in get_args(choice):
+                allowed = " or ".join(map(repr, get_args(choice)))
+                raise ValueError(f"{name} must be {allowed}, not {getattr(self, name)!r}.")
         for name in ("lease", "heartbeat", "recovery_interval", "sweep_interval"):
             if getattr(self, name) <= timedelta(0):
                 raise ValueError(f"{name} must be longer than nothing, not {getattr(self, name)}.")
-        if self.ttl_policy not in ("keep", "strict"):
-            raise ValueError(f"ttl_policy must be 'keep' or 'strict', not {self.ttl_policy!r}.")
-        if self.payload_policy not in ("refuse", "repair"):
-            raise ValueError(f"payload_policy must be 'refuse' or 'repair', not {self.payload_policy!r}.")
         if self.tombstone_limit < 1:
             raise ValueError(f"tombstone_limit must be at least 1, not {self.tombstone_limit}.")
         for name in ("default_ttl", "max_ttl", "min_retention", "tombstones"):

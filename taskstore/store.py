@@ -931,6 +931,7 @@ def _open(url: str, options: StoreOptions, *, observer: bool = False, binds: boo
     database = Database(
         url,
         durability=options.durability,
+        journal=options.journal,
         prefix=options.table_prefix,
         schema=options.schema,
         observer=observer,

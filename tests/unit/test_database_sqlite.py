@@ -1,5 +1,6 @@
 """The SQLite file: how it is opened, who it is shared with, and what is said when it cannot be used."""
 
+import asyncio
 import logging
 import os
 import sqlite3
@@ -15,9 +16,10 @@ from typing import Any
 import pytest
 from sqlalchemy import make_url, text
 
-from taskstore import AuthContext, DatabaseUnavailableError, StoreOptions, TaskStore, dialects
+from taskstore import AuthContext, DatabaseUnavailableError, StoreOptions, TaskStatus, TaskStore, dialects
 from taskstore.database import Database
-from taskstore.dialects import Durability, file_system_of
+from taskstore.dialects import Durability, Journal, file_system_of
+from taskstore.migrate import upgrade
 from taskstore.operations import Transaction
 from tests.unit.outside import connect, process, query, run_at_once, run_python, value
 
@@ -173,7 +175,11 @@ def test_a_locked_database_is_waited_for(opened: Database) -> None:
 
 
 def test_a_missing_folder_is_named(tmp_path: Path) -> None:
-    """A typing error in a path must not end in SQLite's "unable to open database file"."""
+    """A typing error in a path must not end in SQLite's "unable to open database file".
+
+    Case 45, Sonarr/Sonarr#1886, David-Crty/databasement#344: a database on a network share, or where it could not be
+    written, ended in "disk I/O error".
+    """
     folder = tmp_path / "no" / "such"
 
     with pytest.raises(DatabaseUnavailableError, match="does not exist; create it") as refused:
@@ -193,7 +199,11 @@ def test_a_folder_is_no_database(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("exists", [False, True], ids=["new", "existing"])
 def test_a_read_only_folder_is_named(place: Path, exists: bool) -> None:
-    """Even reading needs to write there: the write-ahead log lies beside the file."""
+    """Even reading needs to write there: the write-ahead log lies beside the file.
+
+    Case 45, Sonarr/Sonarr#1886, David-Crty/databasement#344: a database on a network share, or where it could not be
+    written, ended in "disk I/O error".
+    """
     if exists:
         (place / "tasks.db").touch()
         (place / "tasks.db").chmod(0o666)
@@ -311,7 +321,11 @@ def test_a_system_without_a_table_of_mounts_has_no_known_file_system(tmp_path: P
 def test_a_network_file_system_is_warned_about(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, kind: str
 ) -> None:
-    """Seen elsewhere: databases on NFS and SMB shares lost their locks, and later their rows."""
+    """Seen elsewhere: databases on NFS and SMB shares lost their locks, and later their rows.
+
+    Case 45, Sonarr/Sonarr#1886, David-Crty/databasement#344: a database on a network share, or where it could not be
+    written, ended in "disk I/O error".
+    """
     table = tmp_path / "mounts"
     table.write_text(f"server:/export {tmp_path.resolve()} {kind} rw 0 0\n")
     monkeypatch.setattr(dialects, "file_system_of", partial(file_system_of, mounts=str(table)))
@@ -340,19 +354,66 @@ class _NoSharedMemory(sqlite3.Connection):
     """A connection to a file system without shared memory: SQLite keeps its old journal there, without an error."""
 
     def execute(self, sql: str, *args: Any) -> sqlite3.Cursor:
-        return super().execute("PRAGMA journal_mode" if sql == "PRAGMA journal_mode=WAL" else sql, *args)
+        return super().execute("PRAGMA journal_mode" if sql == "PRAGMA journal_mode=wal" else sql, *args)
 
 
 def test_a_file_system_that_refuses_the_write_ahead_log_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Going on without it would look well, and be slow and lock every reader out."""
+    """Going on without it would look well, and be slow and lock every reader out.
+
+    Case 45, Sonarr/Sonarr#1886, David-Crty/databasement#344: a database on a network share, or where it could not be
+    written, ended in "disk I/O error".
+    """
     monkeypatch.setattr(sqlite3.dbapi2, "connect", partial(sqlite3.connect, factory=_NoSharedMemory))
 
     with pytest.raises(DatabaseUnavailableError, match="put it on a local disk, or use PostgreSQL") as refused:
         Database(f"sqlite:///{tmp_path}/tasks.db")
 
     assert f"{tmp_path}/tasks.db cannot use a write-ahead log" in str(refused.value)
+
+
+async def test_a_rollback_journal_serves_where_there_is_no_shared_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some shares of containers cannot hold a write-ahead log at all; whoever says so gets a store that works there.
+
+    Case 45, Sonarr/Sonarr#1886, David-Crty/databasement#344: a database on a network share, or where it could not be
+    written, ended in "disk I/O error".
+    """
+    monkeypatch.setattr(sqlite3.dbapi2, "connect", partial(sqlite3.connect, factory=_NoSharedMemory))
+    url, options = f"sqlite:///{tmp_path}/tasks.db", StoreOptions(journal="rollback")
+
+    async with TaskStore.open(url, options=options) as store, TaskStore.open(url, options=options) as peer:
+        tasks = [await store.create_task(auth=ALICE) for _ in range(20)]
+        waiters = [asyncio.create_task(peer.wait_for_task(task.task_id, auth=ALICE)) for task in tasks]
+        await asyncio.gather(*(store.handle(task).complete({"id": task.task_id}) for task in tasks))
+        seen = await asyncio.wait_for(asyncio.gather(*waiters), 30)
+        mode = value(url, "PRAGMA journal_mode")
+        files = {Path(name).suffix for name in os.listdir(tmp_path)}
+
+    assert {task.status for task in seen} == {TaskStatus.COMPLETED}
+    assert mode == "delete"
+    assert files <= {".db", ".db-journal", ".lock"}
+
+
+def test_a_file_is_brought_to_the_journal_that_is_asked_for_and_a_migration_leaves_it(path: Path) -> None:
+    """The log of one process and the journal of another would not know of each other."""
+    url = f"sqlite:///{path}"
+    modes = []
+    journals: list[Journal] = ["rollback", "wal", "rollback"]
+    for journal in journals:
+        Database(url, journal=journal).close()
+        upgrade(url)
+        modes.append(value(url, "PRAGMA journal_mode"))
+
+    with closing(Database(url)) as opened, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dialects, "_BUSY_TIMEOUT_MS", 20)
+        opened.read(lambda transaction: None).result()
+        with pytest.raises(DatabaseUnavailableError, match=r"from 'wal' to 'delete' while others have it open; stop"):
+            Database(url, journal="rollback")
+
+    assert modes == ["delete", "wal", "delete"]
 
 
 # --- in memory

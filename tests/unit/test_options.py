@@ -13,6 +13,7 @@ NOTHING, SECOND = timedelta(0), timedelta(seconds=1)
     ("settings", "names"),
     [
         ({"durability": "none"}, "durability"),
+        ({"journal": "memory"}, "journal"),
         ({"lease": NOTHING}, "lease"),
         ({"heartbeat": -SECOND}, "heartbeat"),
         ({"heartbeat": timedelta(seconds=11)}, "a third of the lease"),
