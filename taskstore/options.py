@@ -86,13 +86,7 @@ class StoreOptions:
     clock: Clock = field(default_factory=Clock)
 
     def __post_init__(self) -> None:
-        choices = {
-            "durability": Durability,
-            "journal": Journal,
-            "ttl_policy": TtlPolicy,
-            "payload_policy": PayloadPolicy,
-        }
-        for name, choice in choices.items():
+        for name, choice in _CHOICES.items():
             if getattr(self, name) not in get_args(choice):
                 allowed = " or ".join(map(repr, get_args(choice)))
                 raise ValueError(f"{name} must be {allowed}, not {getattr(self, name)!r}.")
