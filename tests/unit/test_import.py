@@ -31,6 +31,7 @@ ORDER = (
     "recovery",
     "scheduler",
     "handle",
+    "rows",
     "store",
     "sync",
     "runner",
