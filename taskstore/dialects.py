@@ -369,8 +369,10 @@ class Postgres(Dialect):
 
     def classify(self, error: Exception, connection: Any) -> TaskStoreError:
         state = getattr(error, "sqlstate", None) or ""
-        # 08: connection exceptions; 57P: the server shuts down, crashed, or cut the connection.
-        if (connection is not None and connection.closed) or state.startswith(("08", "57P")):
+        # 08: connection exceptions; 57P: the server shuts down, crashed, or cut the connection. Without a code it is
+        # no answer of the server's but trouble on the way, as that of a pipeline that was cut while it was busy.
+        on_the_way = not state and isinstance(error, self._psycopg.OperationalError)
+        if (connection is not None and connection.closed) or on_the_way or state.startswith(("08", "57P")):
             return LostError(f"The connection to {self.label} was lost: {str(error).strip()}")
         # Serialization failure, deadlock, or a key that another transaction inserted first.
         if state in ("40001", "40P01", "23505"):

@@ -6,10 +6,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from datetime import timedelta
 
+import psycopg
 import pytest
 from pydantic import JsonValue
 
 from taskstore import AuthContext, DatabaseUnavailableError, StoreOptions, Task, TaskStore
+from taskstore.database import _Transaction
+from taskstore.operations import Transaction
 from taskstore.testing import ManualClock
 from tests.unit.outside import PATIENCE_SECONDS, query, value, wait_until
 from tests.unit.proxy import BEGIN_TO_WRITE, Cut, Proxy
@@ -430,6 +433,26 @@ async def test_connections_that_the_server_ended_are_replaced(world: World) -> N
     assert {was_ended for (was_ended,) in ended} == {True}
     assert (await world.store.get_task(task.task_id, auth=ALICE)).status == "working"
     assert (await handle.complete("done")).status == "completed"
+
+
+async def test_trouble_on_the_way_is_no_refusal_of_the_server(world: World) -> None:
+    """Seen in the crash laboratory: a pipeline that was cut while it was busy says so without the server's code.
+
+    The connection may still look open then, and is of no use to anybody.
+    """
+    connections: list[int] = []
+
+    def unit(transaction: Transaction) -> str:
+        assert isinstance(transaction, _Transaction)
+        connections.append(transaction.driver.info.backend_pid)
+        if len(connections) == 1:
+            raise psycopg.OperationalError("cannot exit pipeline mode while busy")
+        return "done"
+
+    value = await world.store._parts.database.write_soon(unit)
+
+    assert value == "done"
+    assert len(set(connections)) == 2
 
 
 async def test_a_read_survives_the_loss_of_its_connection(world: World) -> None:
