@@ -74,6 +74,11 @@ class Recovery:
         self._clock, self._rules = options.clock, options.rules()
         self._judge = Judge(options.clock, database.lock_path)
         self._one_at_a_time = threading.Lock()
+        self._stopping = threading.Event()
+
+    def stop(self) -> None:
+        """Have a pass that runs end with its batch: a server that stops has no time for the rest, others have."""
+        self._stopping.set()
 
     def recover(self, writer: str, *, progress: Callable[[int], None] = lambda recovered: None) -> RecoveryReport:
         """Decide over the live tasks of every instance that is proven dead, or that has no row.
@@ -124,13 +129,15 @@ class Recovery:
             if verdicts[row["instance_id"]] is Verdict.DEAD
         }
         owners = Counter[OwnerKind]()
-        for instance_id, last_beat in (*dead.items(), (None, None)):
-            owners += self._decide_over(instance_id, writer, ReasonCode.CRASH_RECOVERY, on_batch, last_beat)
-        for instance_id, last_beat in dead.items():
-            # Not before its tasks are decided over: the row proves them orphans to whoever goes on if we die here.
-            release(self._database, instance_id, last_beat)
-        if owners or dead:
-            logger.warning("Recovery: %d dead processes, %s.", len(dead), _counts(owners))
+        try:
+            for instance_id, last_beat in (*dead.items(), (None, None)):
+                self._decide_over(instance_id, writer, ReasonCode.CRASH_RECOVERY, owners, on_batch, last_beat)
+            for instance_id, last_beat in dead.items():
+                # Not before its tasks are decided over: the row proves them orphans to whoever goes on if we die here.
+                release(self._database, instance_id, last_beat)
+        finally:  # what was done stays done, and is told, when the database goes away in the middle
+            if owners or dead:
+                logger.warning("Recovery: %d dead processes, %s.", len(dead), _counts(owners))
         return len(dead)
 
     def _others(self, writer: str) -> list[Row]:
@@ -151,7 +158,8 @@ class Recovery:
 
     def hand_over(self, instance_id: str) -> None:
         """Decide over what this instance still holds and delete its row: it stops, so nobody waits for its lease."""
-        left = self._decide_over(instance_id, instance_id, ReasonCode.SERVER_STOPPED)
+        left = Counter[OwnerKind]()
+        self._decide_over(instance_id, instance_id, ReasonCode.SERVER_STOPPED, left)
         release(self._database, instance_id)
         if left:
             logger.warning("The store was closed while tasks of it were still live: %s.", _counts(left))
@@ -164,20 +172,22 @@ class Recovery:
         """
         ended = deleted = 0
         ending = True
-        while True:
-            unit = partial(operations.sweep, call=self._call(), limit=SWEEP_BATCH, ending=ending)
-            batch = self._database.write(unit).result()
-            ending = len(batch.ended) == SWEEP_BATCH
-            for task_id in batch.ended:
-                self._on_change(task_id)
-            ended, deleted = ended + len(batch.ended), deleted + len(batch.deleted)
-            progress(ended + deleted)
-            # fail point: sweep-batch-done
-            if max(len(batch.ended), len(batch.deleted)) < SWEEP_BATCH:
-                break
-        self._prune_tombstones()
-        if ended or deleted:
-            logger.info("Sweep: %d expired tasks deleted, %d live ones ended at their ttl.", deleted, ended)
+        try:
+            while not self._stopping.is_set():
+                unit = partial(operations.sweep, call=self._call(), limit=SWEEP_BATCH, ending=ending)
+                batch = self._database.write(unit).result()
+                ending = len(batch.ended) == SWEEP_BATCH
+                for task_id in batch.ended:
+                    self._on_change(task_id)
+                ended, deleted = ended + len(batch.ended), deleted + len(batch.deleted)
+                progress(ended + deleted)
+                # fail point: sweep-batch-done
+                if max(len(batch.ended), len(batch.deleted)) < SWEEP_BATCH:
+                    break
+            self._prune_tombstones()
+        finally:
+            if ended or deleted:
+                logger.info("Sweep: %d expired tasks deleted, %d live ones ended at their ttl.", deleted, ended)
         return SweepReport(deleted=deleted, ended=ended)
 
     def _prune_tombstones(self) -> None:
@@ -212,11 +222,11 @@ class Recovery:
         dead: str | None,
         writer: str,
         reason: ReasonCode,
+        owners: Counter[OwnerKind],
         on_batch: Callable[[Sequence[Decided]], None] = lambda batch: None,
         last_beat: int | None = None,
-    ) -> Counter[OwnerKind]:
-        """Decide over the tasks of one instance; count who holds them now."""
-        owners = Counter[OwnerKind]()
+    ) -> None:
+        """Decide over the tasks of one instance; count in ``owners`` who holds them now."""
         while True:
             unit = partial(
                 operations.recover_orphans,
@@ -238,8 +248,8 @@ class Recovery:
             # fail point: recovery-batch-done
             # An empty batch ends it, not a short one: rows that another process has locked are passed over,
             # and are that process's to fail.
-            if not batch:
-                return owners
+            if not batch or (self._stopping.is_set() and reason is ReasonCode.CRASH_RECOVERY):
+                return
 
     def _tell(self, batch: Sequence[Decided]) -> None:
         hook = self._options.on_recovered

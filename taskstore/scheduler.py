@@ -32,18 +32,19 @@ class MaintenanceScheduler:
         self._thread.start()
 
     def stop(self) -> None:
-        """Wait for a job that runs, and stop."""
+        """Wait for a job that runs, and stop; whether or not it was started, or stopped before."""
         if self._thread is not None:
             self._thread.join()
         if self._scheduler is not None:
             self._scheduler.shutdown()
+        self._thread = self._scheduler = None
 
     def _start(self) -> None:
         try:
             self._start_scheduler()
         except Exception:
             # A program that ends without closing its store may be over before the import is: nothing to report.
-            if threading.main_thread().is_alive():
+            if not _is_ending():
                 raise
 
     def _start_scheduler(self) -> None:
@@ -64,6 +65,12 @@ class MaintenanceScheduler:
                 _logged, "interval", args=(name, job), id=name, seconds=seconds, jitter=seconds / 10
             )
         self._scheduler.start()
+
+
+def _is_ending() -> bool:
+    """Tell whether the interpreter ends: no module that has to do with threads can be imported then any more."""
+    # Private, for want of a public way: the main thread counts as alive until the threads of all pools have ended.
+    return getattr(threading, "_SHUTTING_DOWN", False) or not threading.main_thread().is_alive()
 
 
 def _logged(name: str, job: Callable[[], object]) -> None:

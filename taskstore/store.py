@@ -247,6 +247,7 @@ class _Parts:
         if self.database.is_foreign:
             return  # inherited by a fork: it is the parent's to close
         try:
+            self.recovery.stop()
             self.scheduler.stop()
             if self.instance is not None:
                 self.instance.stop()

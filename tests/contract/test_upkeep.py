@@ -2,11 +2,17 @@
 
 import asyncio
 import logging
+import random
+import threading
+from contextlib import ExitStack
 from datetime import timedelta
+from functools import partial
 
-from taskstore import OnCrash, TaskStatus, database, statements
-from taskstore.recovery import SWEEP_BATCH, Recovery
+from taskstore import OnCrash, OperatorView, StoreOptions, TaskStatus, TaskStore, database, dialects, statements
+from taskstore.recovery import RECOVERY_BATCH, SWEEP_BATCH, Recovery
+from taskstore.scheduler import _logged
 from taskstore.schema import REVISIONS
+from tests.unit.outside import copy_task, write_lock
 
 from .conftest import ALICE, MINUTE
 
@@ -15,7 +21,11 @@ LONG = timedelta(seconds=30)
 
 
 async def test_a_job_that_fails_is_logged_and_runs_again(store, open_store, crash, caplog, monkeypatch):
-    """One hiccup of the database must not end recovery for the life of the process."""
+    """One hiccup of the database must not end recovery for the life of the process.
+
+    Case 69, sinas-platform/sinas#145, gabrielkoerich/orch#1396: a sweep was silent, and the reset at the start gave
+    up.
+    """
     recover, failures = Recovery.recover, []
 
     def fail_first(self, writer):
@@ -38,6 +48,73 @@ async def test_a_job_that_fails_is_logged_and_runs_again(store, open_store, cras
     assert seen.status is TaskStatus.FAILED
     assert len(failures) == 2
     assert "the disk is on fire" in caplog.text
+
+
+async def test_upkeep_that_meets_a_lock_tells_what_it_did_and_goes_on_the_next_time(
+    database_url, open_store, crash, clock, caplog, monkeypatch
+):
+    """Another tool holds the lock on the tasks for longer than anybody waits; what is done stays done, and is told.
+
+    Case 69, sinas-platform/sinas#145, gabrielkoerich/orch#1396: a sweep was silent, and the reset at the start gave up.
+    """
+    monkeypatch.setattr(dialects, "_BUSY_TIMEOUT_MS", 50)
+    store, upkeep = await open_store(), (await open_store())._parts
+    orphan, expired = await store.create_task(auth=ALICE), await store.create_task(auth=ALICE)
+    await store.handle(expired).complete("done")
+    copy_task(database_url, orphan.task_id, RECOVERY_BATCH + 99)
+    copy_task(database_url, expired.task_id, 500, expires_at="1")
+    crash(store)
+
+    def interrupted(job):
+        with ExitStack() as stack:
+            _logged("upkeep", partial(job, progress=lambda done: stack.enter_context(write_lock(database_url))))
+
+    with caplog.at_level(logging.INFO, "taskstore"):
+        await asyncio.to_thread(interrupted, partial(upkeep.recovery.recover, upkeep.writer))
+        await asyncio.to_thread(interrupted, upkeep.recovery.sweep)
+        between = await OperatorView(upkeep).health()
+        recovered = await asyncio.to_thread(upkeep.recovery.recover, upkeep.writer)
+        swept = await asyncio.to_thread(upkeep.recovery.sweep)
+        health = await OperatorView(upkeep).health()
+        said = [each.message for each in caplog.records if each.name == "taskstore"]
+
+    assert (between.orphans, between.expired) == (100, 400)
+    assert (len(recovered.recovered), swept.deleted) == (100, 400)
+    assert (health.orphans, health.expired, health.live) == (0, 0, 0)
+    told = [line for line in said if line.startswith(("Recovery", "Sweep"))]
+    assert [line.partition(",")[0] for line in told] == [
+        "Recovery: 1 dead processes",
+        "Sweep: 100 expired tasks deleted",
+        "Recovery: 1 dead processes",
+        "Sweep: 400 expired tasks deleted",
+    ]
+    assert [f"{count} tasks failed" in line for count, line in zip((500, 100), told[::2], strict=True)] == [True] * 2
+    assert len([line for line in said if line.startswith("Upkeep job upkeep did not finish")]) == 2
+
+
+async def test_stores_open_and_close_in_any_order(database_url):
+    """One process may serve several of them, and reload one beside the others.
+
+    Case 49, agronholm/apscheduler#632, #985: "cannot schedule new futures" and tracebacks at the end of a process.
+    """
+    draw, often = random.Random(49), StoreOptions(recovery_interval=SOON, sweep_interval=SOON)
+    opened = []
+    for _ in range(20):
+        if opened and draw.random() < 0.5:
+            manager, store = opened.pop(draw.randrange(len(opened)))
+            await manager.__aexit__(None, None, None)
+        else:
+            manager = TaskStore.open(database_url, options=often)
+            opened.append((manager, await manager.__aenter__()))
+        for _, store in opened:
+            await store.handle(await store.create_task(auth=ALICE)).complete("done")
+    for manager, _ in opened:
+        await manager.__aexit__(None, None, None)
+
+    async with TaskStore.open(database_url) as last:
+        health = await last.operator.health()
+    assert (health.live, health.instances) == (0, 1)
+    assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("taskstore")]
 
 
 async def test_health_counts_what_there_is(store, peer, crash, finish, clock):
@@ -83,7 +160,10 @@ def upkeep_of(store):
 
 
 async def test_one_process_of_many_does_the_upkeep(open_store, finish, clock):
-    """Every worker process ran the job, and each of them scanned the tables."""
+    """Every worker process ran the job, and each of them scanned the tables.
+
+    Case 19, agronholm/apscheduler#160, #655: every worker process ran the job.
+    """
     stores = [await open_store() for _ in range(4)]
 
     turns = [[upkeep_of(store) for store in stores] for _ in range(3)]

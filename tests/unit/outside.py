@@ -11,8 +11,10 @@ from typing import Any
 import psycopg
 from sqlalchemy import make_url
 
+from taskstore.statements import events, tasks
+
 # Generous: it only bounds how long a broken test hangs.
-PATIENCE_SECONDS = 30
+PATIENCE_SECONDS = 120
 
 
 def connect(url: str) -> Any:
@@ -43,6 +45,37 @@ def lock_waits(url: str) -> int:
     return int(value(url, waiting))
 
 
+@contextmanager
+def write_lock(url: str) -> Iterator[None]:
+    """Keep everybody from writing tasks while inside, as a transaction of another tool does; they can be read."""
+    with closing(connect(url)) as holder:
+        sqlite = url.startswith("sqlite")
+        holder.execute("BEGIN IMMEDIATE" if sqlite else "BEGIN; LOCK TABLE taskstore_tasks IN EXCLUSIVE MODE")
+        try:
+            yield
+        finally:
+            holder.execute("ROLLBACK")
+
+
+def copy_task(url: str, task_id: str, copies: int, **values: str) -> None:
+    """Copy a task with its history so many times; ``values`` are SQL for columns, of the copy's number ``i``."""
+    changed = {"task_id": "task_id || i"}
+    with closing(connect(url)) as connection:
+        connection.execute("BEGIN")  # for a sweep that runs, all of it is there or nothing
+        for table, changes in ((tasks, {**changed, **values}), (events, changed)):
+            columns = [column.name for column in table.c]
+            connection.execute(
+                f"""
+                WITH RECURSIVE copies(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM copies WHERE i < {copies})
+                INSERT INTO {table.name} ({", ".join(columns)})
+                SELECT {", ".join(changes.get(name, name) for name in columns)} FROM {table.name}, copies
+                WHERE task_id = '{task_id}'
+                """
+            )
+        connection.execute("COMMIT")
+        connection.execute("ANALYZE")
+
+
 def wait_until(due: Callable[[], bool], what: str) -> None:
     """Return when something outside this process's control has come about; fail the test if it never does."""
     deadline = time.monotonic() + PATIENCE_SECONDS
@@ -52,10 +85,10 @@ def wait_until(due: Callable[[], bool], what: str) -> None:
         time.sleep(0.005)
 
 
-def run_python(script: str, *args: str) -> "subprocess.CompletedProcess[str]":
-    """Run a script in a process of its own, to its end."""
+def run_python(script: str, *args: str, patience: float = PATIENCE_SECONDS) -> "subprocess.CompletedProcess[str]":
+    """Run a script in a process of its own, to its end; ``patience`` is in seconds."""
     command = [sys.executable, "-c", script, *args]
-    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=patience, check=False)
 
 
 class Process:

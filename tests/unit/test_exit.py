@@ -2,10 +2,16 @@
 
 import os
 import signal
+from datetime import timedelta
 
 import pytest
 
-from tests.unit.outside import process, query, run_python
+from taskstore import AuthContext, StoreOptions, TaskStore
+from taskstore.recovery import SWEEP_BATCH
+from taskstore.testing import ManualClock
+from tests.unit.outside import copy_task, process, query, run_python, value, wait_until, write_lock
+
+ALICE = AuthContext(subject="alice")
 
 START = """
 import asyncio, os, sys, threading
@@ -96,9 +102,77 @@ loop.run_until_complete(kept[0].__aexit__(None, None, None))
 )
 
 
+STOPPED = """
+import asyncio, sys
+from datetime import timedelta
+from taskstore import StoreOptions, TaskStore
+
+async def main():
+    async with TaskStore.open(sys.argv[1], options=StoreOptions(sweep_interval=timedelta(milliseconds=10))):
+        await asyncio.to_thread(sys.stdin.readline)
+        print("stopping", flush=True)
+asyncio.run(main())
+"""
+
+# Each of its children is an interpreter that ends at a moment of its own, in one of the ways, while it works and its
+# upkeep runs as often as it can. Forked before anything is open: starting an interpreter takes longer than the rest.
+ENDS_AT_RANDOM = """
+import asyncio, logging, os, random, sys
+from datetime import timedelta
+from taskstore import AuthContext, StoreOptions, TaskStore
+
+ALICE, OFTEN = AuthContext(subject="alice"), timedelta(milliseconds=5)
+OPTIONS = StoreOptions(recovery_interval=OFTEN, sweep_interval=OFTEN)
+logging.getLogger("taskstore").setLevel(logging.ERROR)  # what it says of the tasks of those before
+
+async def work(store, enough):
+    while True:
+        task = await store.create_task(auth=ALICE, name="work")
+        await store.handle(task).complete("done")
+        print(task.task_id, flush=True)
+        enough.release()
+
+async def main(way, count, moment):
+    manager = TaskStore.open(sys.argv[1], options=OPTIONS)
+    store = await manager.__aenter__()
+    enough = asyncio.Semaphore(0)
+    working = [asyncio.ensure_future(work(store, enough)) for _ in range(3)]
+    for _ in range(count):
+        await enough.acquire()
+    await asyncio.sleep(moment)  # the moment itself is the point
+    if way == "exit":
+        sys.exit(0)
+    for each in working:
+        each.cancel()
+    await asyncio.gather(*working, return_exceptions=True)
+    if way == "close":
+        await manager.__aexit__(None, None, None)
+    return manager
+
+codes = set()
+for seed in range(int(sys.argv[2])):
+    if os.fork() == 0:
+        break
+    codes.add(os.waitstatus_to_exitcode(os.wait()[1]))
+else:
+    sys.exit(codes != {0})
+draw = random.Random(seed)
+way, count, moment = draw.choice(["close", "no close", "exit", "loop"]), draw.randrange(5), draw.uniform(0, 0.02)
+if way == "loop":
+    loop = asyncio.new_event_loop()
+    kept = loop.run_until_complete(main(way, count, moment))
+else:
+    kept = asyncio.run(main(way, count, moment))
+"""
+
+
 @pytest.mark.parametrize("way", WAYS_TO_LEAVE)
 def test_a_process_ends_with_everything_stored_however_it_leaves(database_url: str, way: str) -> None:
-    """Seen elsewhere: a thread of the library kept the interpreter from ending, and containers had to be killed."""
+    """Seen elsewhere: a thread of the library kept the interpreter from ending, and containers had to be killed.
+
+    Case 29, omnilib/aiosqlite#369, PrefectHQ/marvin#1255: a process hung at its exit, and an import did the work of
+    a database.
+    """
     script, code, last_words = WAYS_TO_LEAVE[way]
 
     said = run_python(START + script, database_url)
@@ -110,7 +184,11 @@ def test_a_process_ends_with_everything_stored_however_it_leaves(database_url: s
 
 
 def test_a_process_that_does_not_close_ends_within_two_seconds(database_url: str) -> None:
-    """Supervisors wait for ten seconds before they kill, and users for less."""
+    """Supervisors wait for ten seconds before they kill, and users for less.
+
+    Case 29, omnilib/aiosqlite#369, PrefectHQ/marvin#1255: a process hung at its exit, and an import did the work of
+    a database.
+    """
     with process(LEFT_OPEN + "print('over', flush=True)", database_url) as server:
         server.says()
         code = server.popen.wait(timeout=2)
@@ -159,3 +237,58 @@ def test_a_child_of_a_fork_that_ends_leaves_its_parents_store_alone(database_url
 
     assert (said.returncode, said.stderr) == (0, "")
     assert query(database_url, "SELECT status FROM taskstore_tasks") == [("completed",), ("completed",)]
+
+
+async def test_a_stop_in_the_middle_of_a_sweep_leaves_the_rest_to_the_next(database_url: str) -> None:
+    """With much to delete it would outlast the patience of a supervisor, who then kills it.
+
+    Case 49, agronholm/apscheduler#632, #985: "cannot schedule new futures" and tracebacks at the end of a process.
+    """
+    total = await fill_with_expired(database_url, 20_000)
+    with process(STOPPED, database_url) as server:
+        wait_until(lambda: count_tasks(database_url) < total, "a first batch")
+        with write_lock(database_url):  # the sweep stands still, and has more to do
+            server.go_on()
+            server.says()
+        code, _, complaint = server.end()
+    left = count_tasks(database_url)
+    async with TaskStore.open(database_url) as store:
+        swept = await store.sweep()
+
+    assert (code, complaint) == (0, "")
+    assert 0 < left < total
+    assert (total - left) % SWEEP_BATCH == 0
+    assert swept.deleted == left
+    assert query(database_url, "SELECT * FROM taskstore_instances") == []
+
+
+async def test_a_process_that_ends_at_any_moment_ends_quietly_and_loses_nothing(database_url: str) -> None:
+    """Whatever its threads are doing then: starting, committing, sweeping, or about to schedule the next run.
+
+    Case 49, agronholm/apscheduler#632, #985: "cannot schedule new futures" and tracebacks at the end of a process.
+    """
+    await fill_with_expired(database_url, 2_000)
+    said = run_python(ENDS_AT_RANDOM, database_url, "50", patience=300)
+
+    stored = query(database_url, "SELECT task_id FROM taskstore_tasks WHERE name = 'work'")
+    acknowledged = said.stdout.split()
+    assert (said.returncode, said.stderr) == (0, "")
+    assert acknowledged
+    assert set(acknowledged) <= {task_id for (task_id,) in stored}
+    assert count_tasks(database_url) % SWEEP_BATCH == 0
+
+
+async def fill_with_expired(url: str, count: int) -> int:
+    """Put so many expired tasks into a database, beside none else; return the number."""
+    clock = ManualClock()
+    clock.set_wall(0)
+    options = StoreOptions(clock=clock, upkeep=False, min_retention=timedelta(0))
+    async with TaskStore.open(url, options=options) as store:
+        task = await store.create_task(auth=ALICE, name="expired", ttl=timedelta(minutes=1))
+        await store.handle(task).complete("done")
+    copy_task(url, task.task_id, count - 1)
+    return count
+
+
+def count_tasks(url: str) -> int:
+    return int(value(url, "SELECT count(*) FROM taskstore_tasks WHERE name = 'expired'"))
