@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from taskstore import TaskFinishedError, TaskNotFoundError
+from taskstore import LeaseLostError, TaskFinishedError, TaskNotFoundError
 
 from .conftest import ALICE, BOB
 
@@ -39,6 +39,20 @@ async def test_creation_retrieval_refusal_and_recovery_are_logged(store, peer, c
         f"created {orphan_short}… for no auth context",
         f"recovered {orphan_short}… of no auth context, held by {store._parts.writer}",
     ]
+
+
+async def test_what_a_process_that_was_taken_for_dead_still_says_is_logged_as_refused(store, peer, crash, audit):
+    """Whoever looks into a result that never came finds that it came, too late, and was refused."""
+    handle = store.handle(await store.create_task(auth=ALICE))
+    crash(store)
+    await peer.recover()
+
+    with pytest.raises(LeaseLostError) as refused:
+        await handle.complete("done")
+
+    assert audit()[-1] == f"refused a tool: {refused.value}"
+    assert handle.task_id[:18] in audit()[-1]
+    assert handle.task_id not in audit()[-1]
 
 
 async def test_no_whole_id_and_no_auth_context_is_logged(store, finish, audit, caplog):

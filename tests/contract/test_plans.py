@@ -3,6 +3,7 @@
 import pytest
 
 from taskstore import statements
+from tests.unit.outside import copy_task
 
 from .conftest import ALICE
 
@@ -50,14 +51,12 @@ async def connection(store, finish):
 
 @pytest.mark.parametrize("name", USES)
 async def test_a_hot_statement_uses_its_index(store, connection, name):
-    """A scan is quick with ten tasks and a fault with a million."""
-    statement = getattr(statements, name)
-    if isinstance(statement, statements.Change):
-        statement = statement.write
+    """A scan is quick with ten tasks and a fault with a million.
+
+    Case 57, timgit/pg-boss#282, #228: clean-ups at once met in deadlocks, and scanned millions of rows.
+    """
     database = store._parts.database
-    compiled = database._compiler.compiled(statement)
-    binds = statement.compile(dialect=database._engine.dialect).binds
-    params = {key: compiled.constants.get(key, _example(str(bind.type))) for key, bind in binds.items()}
+    compiled, params = _example_of(database, name)
 
     if database.name == "postgresql":
         # Events and inputs are few here, and small tables are scanned; the question is whether an index could serve.
@@ -72,6 +71,54 @@ async def test_a_hot_statement_uses_its_index(store, connection, name):
     assert any(index in plan for index in USES[name].split("|")), plan
     assert "Seq Scan on taskstore_tasks" not in plan, plan
     assert not any(line.startswith("SCAN taskstore_tasks") and "USING" not in line for line in plan.splitlines()), plan
+
+
+@pytest.mark.parametrize("name", ["ORPHANS_OF", "ORPHANS_OF_NOBODY"])
+async def test_the_look_for_orphans_costs_nothing_for_what_is_finished(store, finish, database_url, name):
+    """Recovery runs at every start and every few seconds, in a database that keeps results for a month.
+
+    Case 57, timgit/pg-boss#282, #228: clean-ups at once met in deadlocks, and scanned millions of rows.
+    """
+    done = await finish(store)
+    await store.create_task(auth=ALICE)
+    database = store._parts.database
+    compiled, params = _example_of(database, name)
+    params["instance_id"] = "nobody's"
+
+    with database._checkout() as connection:
+
+        def cost() -> int:
+            connection.execute("ANALYZE")
+            if database.name == "postgresql":
+                explain = f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {compiled.sql}"
+                plan = connection.execute(explain, params).fetchone()[0][0]["Plan"]
+                return int(plan["Shared Hit Blocks"] + plan["Shared Read Blocks"])
+            steps = 0
+
+            def step() -> None:
+                nonlocal steps
+                steps += 1
+
+            connection.set_progress_handler(step, 1)  # called for each instruction of SQLite's machine
+            connection.execute(compiled.sql, compiled.bind(params)).fetchall()
+            connection.set_progress_handler(None, 0)
+            return steps
+
+        few = cost()
+        copy_task(database_url, done.task_id, 5_000)
+        many = cost()
+
+    assert 0 < many <= few + 5
+
+
+def _example_of(database, name):
+    """Compile a statement, and give it parameters."""
+    statement = getattr(statements, name)
+    if isinstance(statement, statements.Change):
+        statement = statement.write
+    compiled = database._compiler.compiled(statement)
+    binds = statement.compile(dialect=database._engine.dialect).binds
+    return compiled, {key: compiled.constants.get(key, _example(str(bind.type))) for key, bind in binds.items()}
 
 
 def _example(kind: str) -> object:

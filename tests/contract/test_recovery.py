@@ -51,7 +51,11 @@ async def test_the_verdict_does_not_name_the_process(store, peer, crash):
 
 
 async def test_a_task_whose_instance_has_no_row_is_an_orphan(store, peer):
-    """Where the owner's row was pruned first, its tasks became invisible to recovery."""
+    """Where the owner's row was pruned first, its tasks became invisible to recovery.
+
+    Case 37, procrastinate-org/procrastinate#1518: the owner's row was pruned first, so its tasks were invisible to
+    recovery.
+    """
     task = await store.create_task(auth=ALICE)
     run(store, "DELETE FROM taskstore_instances WHERE instance_id = :id", id=store._parts.writer)
 
@@ -78,6 +82,39 @@ async def test_an_instance_elsewhere_is_dead_only_after_its_beat_stood_still_for
 
     assert all(report.recovered == () for report in reports)
     assert last.recovered == (task.task_id,)
+
+
+@pytest.mark.parametrize("step", [timedelta(days=-400), timedelta(days=400)], ids=["back", "forward"])
+@pytest.mark.parametrize("where", ["here", "elsewhere"])
+async def test_a_wall_clock_that_is_stepped_kills_nobody(store, peer, clock, step, where):
+    """An administrator sets it right, or a virtual machine wakes up; the work goes on, and so does its recovery."""
+    task, other = await store.create_task(auth=ALICE), await store.create_task(auth=ALICE)
+    mine = store._parts.writer
+    if where == "elsewhere":
+        run(store, "UPDATE taskstore_instances SET machine_id = 'elsewhere' WHERE instance_id = :id", id=mine)
+    await peer.recover()
+
+    clock.set_wall(clock.now() + step // timedelta(milliseconds=1))
+    reports = [await peer.recover(), await peer.recover()]
+    done = await store.handle(task).complete({})
+    run(store, "DELETE FROM taskstore_instances WHERE instance_id = :id", id=mine)
+    last = await peer.recover()
+
+    assert [report.recovered for report in reports] == [(), ()]
+    assert (done.status, done.attempt) == (TaskStatus.COMPLETED, 1)
+    assert last.recovered == (other.task_id,)
+
+
+async def test_two_servers_of_one_name_are_two(open_store, crash):
+    """Replicas have their name in common, and often host and container name too; one's death is not the other's."""
+    dying, living, judging = [await open_store(server="reports") for _ in range(3)]
+    lost, kept = await dying.create_task(auth=ALICE), await living.create_task(auth=ALICE)
+    crash(dying)
+
+    report = await judging.recover()
+
+    assert report.recovered == (lost.task_id,)
+    assert (await living.handle(kept).complete({})).status is TaskStatus.COMPLETED
 
 
 async def test_an_outage_longer_than_the_lease_kills_nobody(store, peer, clock):

@@ -52,6 +52,10 @@ def test_every_call_is_there_with_the_same_arguments(blocking, original):
 
 
 def test_a_plain_script_runs_a_whole_task(sync_store):
+    """Nobody should need to know of event loops for it.
+
+    Case 59, akougkas/zulipchat-mcp PR#11, PrefectHQ/fastmcp#864: authors of synchronous tools were shut out.
+    """
     task = sync_store.create_task(auth=ALICE, name="report", request={"a": 1}, session_id="s")
     with sync_store.handle(task) as handle:
         handle.progress(3, total=10, message="rendering")
@@ -117,7 +121,10 @@ def test_a_tool_in_a_thread_asks_and_is_answered(sync_store):
 
 
 def test_worker_threads_of_several_loops_use_it(sync_store):
-    """Two event loops in two threads, each with workers: nothing may be bound to one of them."""
+    """Two event loops in two threads, each with workers: nothing may be bound to one of them.
+
+    Case 59, akougkas/zulipchat-mcp PR#11, PrefectHQ/fastmcp#864: authors of synchronous tools were shut out.
+    """
 
     async def serve() -> list[TaskStatus]:
         async def one() -> TaskStatus:
@@ -133,7 +140,10 @@ def test_worker_threads_of_several_loops_use_it(sync_store):
 
 
 async def test_a_call_inside_a_coroutine_says_what_to_do_instead(database_url):
-    """It would stop the loop, perhaps for ever; the error must come instead, and name the way out."""
+    """It would stop the loop, perhaps for ever; the error must come instead, and name the way out.
+
+    Case 59, akougkas/zulipchat-mcp PR#11, PrefectHQ/fastmcp#864: authors of synchronous tools were shut out.
+    """
     with pytest.raises(RuntimeError, match="use TaskStore there"):
         SyncTaskStore.open(database_url).__enter__()
 

@@ -1,6 +1,7 @@
 """Start workers, and kill them."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -12,6 +13,9 @@ from typing import Any
 import pytest
 
 WORKER = Path(__file__).with_name("worker.py")
+
+# How many times as long or as often processes shall be let loose on each other.
+THOROUGH = int(os.environ.get("TASKSTORE_TEST_THOROUGH", "1"))
 
 
 class Worker:

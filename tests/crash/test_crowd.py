@@ -1,12 +1,10 @@
 """Many processes that come, recover and go beside a few that work."""
 
-import os
-
 from taskstore import TaskStore
 
-# How many times as long the crowd shall be there; 12 is a minute.
-THOROUGH = int(os.environ.get("TASKSTORE_TEST_THOROUGH", "1"))
-SECONDS = str(5 * THOROUGH)
+from .conftest import THOROUGH
+
+SECONDS = str(5 * THOROUGH)  # 12 times as long is a minute
 
 
 async def test_a_crowd_that_opens_recovers_and_closes_touches_no_live_task(start, database_url):

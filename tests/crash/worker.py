@@ -8,8 +8,10 @@ import asyncio
 import json
 import multiprocessing
 import os
+import random
 import signal
 import sys
+import time
 from datetime import timedelta
 
 from taskstore import AuthContext, EventKind, OwnerKind, ReasonCode, StoreOptions, TaskHandle, TaskStore, statements
@@ -18,11 +20,13 @@ from taskstore.database import Database, _Transaction
 from taskstore.statements import Change
 
 ALICE = AuthContext(subject="alice")
+MEGABYTE = 1_000_000
+ORPHANS = {statements.ORPHANS_OF, statements.ORPHANS_OF_NOBODY}
 ORPHAN_FAILS = statements.FOR_ORPHANS[ReasonCode.CRASH_RECOVERY, OwnerKind.INSTANCE]
 
 
 def tell(**facts: object) -> None:
-    print(json.dumps(facts), flush=True)
+    print(f"{json.dumps(facts)}\n", end="", flush=True)  # in one piece, whenever the process is killed
 
 
 def die() -> None:
@@ -220,9 +224,70 @@ def come_and_go(url: str, seconds: float) -> None:
     asyncio.run(come_and_go_on())
 
 
+async def keep_up(url: str) -> None:
+    """Do what upkeep there is until told to stop; count how often the tables were scanned for it."""
+    often, scanned = timedelta(milliseconds=50), {statements.SWEEP, statements.DUE, *ORPHANS}
+    scans, swept, rows = 0, 0, _Transaction.rows
+
+    def counting_rows(self, statement, params):
+        nonlocal scans, swept
+        found = rows(self, statement, params)
+        scans += statement in scanned
+        swept += len(found) if statement is statements.SWEEP else 0
+        return found
+
+    options = StoreOptions(
+        recovery_interval=often,
+        sweep_interval=often,
+        on_recovered=lambda tasks: tell(decided=[task.task_id for task in tasks]),
+    )
+    async with TaskStore.open(url, options=options):
+        _Transaction.rows = counting_rows  # type: ignore[method-assign]
+        tell(ready=True)
+        await asyncio.to_thread(sys.stdin.readline)
+        tell(scans=scans, swept=swept)
+
+
+def be_killed_while_completing(url: str, times: str) -> None:
+    """Fork a process that stores a megabyte, kill it at a moment of the storing; and again, so many times."""
+    usual = 0.02  # how long storing takes, in seconds, as far as is known
+    for _ in range(int(times)):
+        begun, begins = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            asyncio.run(store_a_megabyte(url, begins))
+        os.read(begun, 1)
+        time.sleep(random.uniform(0, 2 * usual))
+        os.kill(pid, signal.SIGKILL)
+        _, status = os.waitpid(pid, 0)
+        usual *= 0.9 if os.waitstatus_to_exitcode(status) == 0 else 1.1
+        for end in (begun, begins):
+            os.close(end)
+
+
+async def store_a_megabyte(url: str, begins: int) -> None:
+    async with TaskStore.open(url) as store:
+        task = await store.create_task(auth=ALICE)
+        tell(created=task.task_id)
+        os.write(begins, b"!")
+        await store.handle(task).complete({"task": task.task_id, "blob": "x" * MEGABYTE})
+        tell(completed=task.task_id)
+        os._exit(0)
+
+
+def run(url: str, job: str, *arguments: str) -> None:
+    match job:
+        case "crowd":
+            crowd(url, *arguments)
+        case "be_killed_while_completing":
+            be_killed_while_completing(url, *arguments)
+        case "open_and_recover":
+            asyncio.run(open_and_recover(url, *arguments))
+        case "keep_up":
+            asyncio.run(keep_up(url))
+        case _:
+            asyncio.run(main(url, job, *arguments))
+
+
 if __name__ == "__main__":
-    _, url, job, *arguments = sys.argv
-    if job == "crowd":
-        crowd(url, *arguments)
-    else:
-        asyncio.run(open_and_recover(url, *arguments) if job == "open_and_recover" else main(url, job, *arguments))
+    run(*sys.argv[1:])

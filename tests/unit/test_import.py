@@ -166,10 +166,35 @@ def test_importing_opens_nothing_and_starts_nothing() -> None:
     """Seen elsewhere: an import made a database, and a command that only wanted the version hung on a lock.
 
     An event loop would show too: it makes a pair of sockets.
+
+    Case 29, omnilib/aiosqlite#369, PrefectHQ/marvin#1255: a process hung at its exit, and an import did the work of
+    a database.
     """
     said = run_python(IMPORT_UNDER_WATCH)
 
     assert (said.returncode, said.stdout, said.stderr) == (0, "", "")
+
+
+MISSING_DRIVER = """
+import sys
+sys.modules["psycopg"] = None
+from taskstore import DatabaseUnavailableError, SyncTaskStore
+try:
+    SyncTaskStore.open("postgresql://localhost/tasks").__enter__()
+except DatabaseUnavailableError as error:
+    print(error)
+"""
+
+
+def test_a_missing_driver_is_named_with_the_extra_that_brings_it() -> None:
+    """Whoever changes the URL to PostgreSQL hears what to install, and not of a module.
+
+    Case 59, akougkas/zulipchat-mcp PR#11, PrefectHQ/fastmcp#864: authors of synchronous tools were shut out.
+    """
+    said = run_python(MISSING_DRIVER)
+
+    assert (said.returncode, said.stderr) == (0, "")
+    assert said.stdout == "PostgreSQL needs the driver psycopg: pip install 'taskstore[postgres]'.\n"
 
 
 def test_importing_loads_no_more_than_the_store_needs_itself() -> None:

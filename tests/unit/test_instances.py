@@ -13,7 +13,16 @@ import pytest
 
 from taskstore import AuthContext, LeaseLostError, StoreOptions, TaskStore, instances
 from taskstore.database import Database
-from taskstore.instances import Instance, Judge, Verdict, is_proven_dead, machine_id, process_start
+from taskstore.instances import (
+    Instance,
+    Judge,
+    Verdict,
+    hold_lock,
+    is_lock_free,
+    is_proven_dead,
+    machine_id,
+    process_start,
+)
 from taskstore.migrate import upgrade_database
 from taskstore.operations import Row
 from taskstore.testing import ManualClock
@@ -151,6 +160,18 @@ except PermissionError:
     said = run_python(script)
 
     assert (said.stdout, said.stderr) == ("not permitted False\n", "")
+
+
+def test_on_windows_nobody_is_asked_by_a_signal(
+    process: "subprocess.Popen[bytes]", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There os.kill(pid, 0) ends the process. Without a proof, an instance is watched like one elsewhere."""
+    monkeypatch.setattr(os, "kill", lambda pid, signal: pytest.fail("a process was signalled"))
+    with monkeypatch.context() as windows:
+        windows.setattr(sys, "platform", "win32")
+        verdicts = is_proven_dead(process.pid, 0), hold_lock("instance.lock"), is_lock_free("instance.lock")
+
+    assert verdicts == (False, None, False)
 
 
 def test_the_start_of_a_process_is_read_whatever_its_name() -> None:
