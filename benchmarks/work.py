@@ -304,7 +304,7 @@ async def prepare_sweep(driver: Driver[Held], tasks: int, /) -> Operation:
     swept = await driver.sweep()
     driver.figures["swept with no writers, tasks/s"] = swept / (perf_counter() - start)
     await driver.expire(tasks)
-    _tell_waits(driver, "no sweep", await _write_until(driver, asyncio.create_task(asyncio.sleep(2))))
+    _tell_waits(driver, "no sweep", await _write_until(driver, asyncio.create_task(asyncio.sleep(1))))
 
     async def sweep(_client: int) -> list[float]:
         start = perf_counter()

@@ -25,6 +25,8 @@ audit = logging.getLogger("taskstore.audit")
 
 RECOVERY_BATCH = 500
 SWEEP_BATCH = 100
+SMALLEST_SWEEP_BATCH = 20
+SWEEP_BATCH_TIME = timedelta(milliseconds=10)
 ROTATION_BATCH = 50
 
 
@@ -171,19 +173,26 @@ class Recovery:
             progress: Called after each batch with the number of tasks swept so far.
         """
         ended = deleted = 0
-        ending = True
+        limit, ending = SWEEP_BATCH, True
         try:
             while not self._stopping.is_set():
-                unit = partial(operations.sweep, call=self._call(), limit=SWEEP_BATCH, ending=ending)
+                began = self._clock.monotonic()
+                unit = partial(operations.sweep, call=self._call(), limit=limit, ending=ending)
                 batch = self._database.write(unit).result()
-                ending = len(batch.ended) == SWEEP_BATCH
+                ending = len(batch.ended) == limit
                 for task_id in batch.ended:
                     self._on_change(task_id)
                 ended, deleted = ended + len(batch.ended), deleted + len(batch.deleted)
                 progress(ended + deleted)
                 # fail point: sweep-batch-done
-                if max(len(batch.ended), len(batch.deleted)) < SWEEP_BATCH:
+                if max(len(batch.ended), len(batch.deleted)) < limit:
                     break
+                # Every other write waits for a batch, and how long one takes depends on the results that it deletes.
+                took = timedelta(seconds=self._clock.monotonic() - began)
+                if took > SWEEP_BATCH_TIME:
+                    limit = max(limit // 2, SMALLEST_SWEEP_BATCH)
+                elif took < SWEEP_BATCH_TIME / 2:
+                    limit = min(limit * 2, SWEEP_BATCH)
             self._prune_tombstones()
         finally:
             if ended or deleted:

@@ -63,7 +63,7 @@ def run_command(folder: Path, *arguments: str) -> dict[str, Any]:
     return document
 
 
-@pytest.mark.parametrize("backend", ["sqlite", "sqlite-normal", "raw-sqlite"])
+@pytest.mark.parametrize("backend", ["sqlite", "raw-sqlite"])
 def test_every_scenario_runs_and_is_reported(backend: str, tmp_path: Path) -> None:
     """Whoever reads the JSON counts on its shape."""
     scenarios = [name for name in SCENARIOS if name not in BACKENDS[backend].without]
