@@ -30,7 +30,7 @@ class Backend:
 
 _OURS = ("taskstore", "SQLAlchemy", "pydantic")
 
-_ONLY_OURS = ("adapter", "wait", "list", "cancel", "recover", "sweep", "growth")
+_ONLY_OURS = ("adapter", "wait", "cancel", "recover", "sweep", "growth")
 
 BACKENDS = {
     backend.name: backend
@@ -95,7 +95,7 @@ BACKENDS = {
             what="psycopg without a store, one connection",
             packages=("psycopg",),
             needs_postgres=True,
-            without=_ONLY_OURS,
+            without=(*_ONLY_OURS, "list"),
             durability="full",
             survives="power loss (fsync, synchronous_commit on)",
         ),

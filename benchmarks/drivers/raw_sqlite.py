@@ -36,6 +36,15 @@ _SELECT = (
 _PROGRESS = "UPDATE tasks SET progress = ?, status_message = ?, last_updated_at = ? WHERE task_id = ?"
 _COMPLETE = "UPDATE tasks SET status = 'completed', result = ?, finished_at = ?, last_updated_at = ? WHERE task_id = ?"
 _OUTCOME = "SELECT status, result FROM tasks WHERE task_id = ?"
+_PAGE = _SELECT.replace("WHERE task_id = ?", "WHERE owner = 'client-0' ORDER BY created_at DESC, task_id DESC LIMIT 50")
+_COPY = """
+    WITH RECURSIVE numbers(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM numbers WHERE i < ?)
+    INSERT INTO tasks SELECT
+        substr(task_id, 1, 36) || printf('%08d', i), CASE i % 10 WHEN 0 THEN owner ELSE owner || (i % 10) END,
+        name, status, status_message, progress, created_at - i, last_updated_at, finished_at, expires_at, request,
+        result
+    FROM tasks, numbers WHERE task_id = ?
+"""
 _HOUR_MS = 3_600_000
 
 
@@ -69,6 +78,15 @@ class _RawDriver(Driver[str]):
         if status != "completed":
             raise LookupError(f"The task is {status}.")
         return str(json.loads(result)["text"])
+
+    async def keep(self, tasks: int) -> None:
+        held = await self.create(client=0)
+        await self.complete(held)
+        with self._transaction():
+            self._connection.execute(_COPY, (tasks - 1, held))
+
+    async def page(self) -> int:
+        return len(self._connection.execute(_PAGE).fetchall())
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:

@@ -219,6 +219,17 @@ async def test_a_flow_of_a_yardstick_leaves_a_completed_row(
         assert await driver.outcome(held) == RESULT_TEXT
 
 
+async def test_kept_rows_of_the_yardstick_are_found(tmp_path: Path) -> None:
+    """A tenth of them belongs to the client that lists."""
+    async with raw_sqlite.open_driver(str(tmp_path / "raw.db"), "full") as driver:
+        await driver.keep(600)
+
+        assert await driver.page() == 50
+        held = await driver.create(client=0)
+        await driver.complete(held)
+        assert await driver.outcome(held) == RESULT_TEXT
+
+
 def test_payloads_have_the_size_they_are_said_to_have() -> None:
     """The description says 600 bytes and 1 KiB of JSON."""
     sizes = [len(json.dumps(each, separators=(",", ":"))) for each in ({"topic": REQUEST_TEXT}, {"text": RESULT_TEXT})]
