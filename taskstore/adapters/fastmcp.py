@@ -38,6 +38,7 @@ from taskstore.adapters.fastmcp_context import (
     task_tools,
 )
 from taskstore.adapters.mcp_v2_legacy import LegacyMiddleware
+from taskstore.adapters.mcp_v2_listen import TaskListenMiddleware
 from taskstore.adapters.mcp_v2_policy import TaskMode, TaskPolicy, check_span
 from taskstore.adapters.mcp_v2_requests import (
     IDENTIFIER,
@@ -102,7 +103,7 @@ class TaskConfig(FastMCPTaskConfig):
 
 
 class TasksExtension(ServerExtension):
-    """Runs tools that are declared with ``task=`` as durable tasks, and answers the requests about them.
+    """Runs tools that are declared with ``task=`` as durable tasks, answers requests about them, and pushes changes.
 
     ::
 
@@ -168,6 +169,7 @@ class TasksExtension(ServerExtension):
             middleware=_Legacy,
         )
         self._legacy = self._requests.legacy
+        self._listen = TaskListenMiddleware(self._requests.admit_listener)
         self._store: TaskStore | None = None
         self._runner: TaskRunner | None = None
 
@@ -194,6 +196,7 @@ class TasksExtension(ServerExtension):
     async def lifespan(self) -> AsyncIterator[None]:
         """Open the store, and take up what other processes have left, for as long as the server runs."""
         store_progress()
+        add_middleware(self.server, self._listen)
         add_middleware(self.server, self._legacy)
         async with open_store(self._url, self._options, name_of(self.server)) as store:
             runner = TaskRunner(store, rerun=_Rerun(self.server, self._legacy))

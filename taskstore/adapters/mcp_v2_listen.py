@@ -12,10 +12,10 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
-from mcp.server.context import HandlerResult, ServerRequestContext
+from mcp.server.context import CallNext, HandlerResult, ServerRequestContext
 from mcp.server.mcpserver import MCPServer
 from mcp.server.session import ServerSession
-from mcp.server.subscriptions import SUBSCRIPTION_ID_META_KEY
+from mcp.server.subscriptions import SUBSCRIPTION_ID_META_KEY, InMemorySubscriptionBus, ListenHandler
 from mcp.shared.exceptions import MCPError
 from mcp_types import (
     INTERNAL_ERROR,
@@ -23,17 +23,21 @@ from mcp_types import (
     Notification,
     RequestId,
     ServerNotification,
+    SubscriptionFilter,
     SubscriptionsAcknowledgedNotification,
     SubscriptionsListenRequestParams,
     SubscriptionsListenResult,
 )
+from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
+from taskstore.adapters.mcp_v2_legacy import wire_of
 from taskstore.adapters.requests import LIMIT_EXCEEDED
 from taskstore.adapters.wire import detailed_task
 from taskstore.binding import AuthContext
 from taskstore.errors import LimitExceededError, TaskNotFoundError, TaskStoreError
 from taskstore.store import TaskStore
 
+_LISTEN = "subscriptions/listen"
 _MOST_TASKS = 1000
 _LIMIT_PAUSE = timedelta(seconds=1)
 
@@ -143,12 +147,35 @@ class _TaskStream:
             return  # deleted, or expired
 
 
+class TaskListenMiddleware:
+    """Serves ``taskIds`` on a server that has no handler of subscriptions/listen, FastMCP's; all else passes through.
+
+    It registers none: a server with a handler declares that it tells of changes of its tools, prompts and resources.
+    """
+
+    def __init__(self, admit: Admit) -> None:
+        self._serve = TaskListenHandler(ListenHandler(InMemorySubscriptionBus()), admit)
+
+    async def __call__(self, ctx: ServerRequestContext, call_next: CallNext) -> HandlerResult:
+        """Handle one message, as the SDK asks of a middleware."""
+        if ctx.method != _LISTEN or ctx.protocol_version not in MODERN_PROTOCOL_VERSIONS:
+            return await call_next(ctx)
+        params = SubscriptionsListenRequestParams.model_validate(ctx.params or {}, by_name=False)
+        filters = params.notifications.model_extra or {}
+        if "taskIds" not in filters:
+            return await call_next(ctx)
+        # Of what else is asked for nobody will tell, so the acknowledgement does not name it.
+        about_tasks = SubscriptionFilter.model_validate({"taskIds": filters["taskIds"]})
+        result = await self._serve(ctx, params.model_copy(update={"notifications": about_tasks}))
+        return {"resultType": "complete", **wire_of(result)}
+
+
 def serve_tasks_on_listen(server: MCPServer[Any], admit: Admit) -> None:
     """Put the handler before the server's own; a server without one (``subscriptions=False``) stays so."""
-    entry = server._lowlevel_server.get_request_handler("subscriptions/listen")
+    entry = server._lowlevel_server.get_request_handler(_LISTEN)
     if entry is not None and not isinstance(entry.handler, TaskListenHandler):
         handler = TaskListenHandler(entry.handler, admit)
-        server._lowlevel_server.add_request_handler("subscriptions/listen", SubscriptionsListenRequestParams, handler)
+        server._lowlevel_server.add_request_handler(_LISTEN, SubscriptionsListenRequestParams, handler)
 
 
 def _checked(task_ids: object) -> list[str]:

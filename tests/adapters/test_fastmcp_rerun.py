@@ -4,7 +4,7 @@ import asyncio
 import signal
 import sqlite3
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -23,7 +23,7 @@ from tests.adapters.processes import ServerProcess
 
 WaitFor = Callable[..., Awaitable[Any]]
 AT_ONCE = timedelta(0)
-KEY = bytes(range(32))
+KEY, NEW_KEY = bytes(range(32)), bytes(range(200, 232))
 PATIENCE_SECONDS = 60
 
 
@@ -175,8 +175,10 @@ async def test_a_tool_that_only_wants_to_be_called_again_is(database_url: str, c
 class Secrets:
     """A server that demands a token, with a tool that says who its caller is, and says it again when answered."""
 
-    def __init__(self, database_url: str, config: TaskConfig, options: Any, **tool: Any) -> None:
-        self.tasks = TasksExtension(database_url, options=StoreOptions(keys=[KEY]), drain=AT_ONCE)
+    def __init__(
+        self, database_url: str, config: TaskConfig, options: Any, keys: Sequence[bytes] = (KEY,), **tool: Any
+    ) -> None:
+        self.tasks = TasksExtension(database_url, options=StoreOptions(keys=keys), drain=AT_ONCE)
         self.server = FastMCP("secrets", **options)
         self.server.add_extension(self.tasks)
 
@@ -247,6 +249,31 @@ async def test_what_is_kept_of_a_caller_is_sealed_and_goes_with_the_work(
     assert b"alice" not in while_live
     assert b"acme" not in while_live
     assert after is None
+
+
+async def test_a_question_outlives_the_rotation_of_the_keys(
+    database_url: str, connect: Any, serve: Any, can_be_asked: Any, fastmcp_authorization: Any
+) -> None:
+    """With the one key of fastmcp-tasks, another key fails whatever waits for its answer."""
+    config = TaskConfig(needs_token=True, needs_headers=["x-tenant"])
+    servers = [
+        Secrets(database_url, config, fastmcp_authorization, keys)
+        for keys in ([KEY], [NEW_KEY, KEY], [NEW_KEY])  # before, while and after the keys are changed
+    ]
+    caller = {"token": "alice", "headers": {"x-tenant": "acme"}, **can_be_asked}
+
+    async with serve(servers[0].server) as url, connect(url, **caller) as peer:
+        task_id = await peer.start("whoami")
+        asked = await poll(peer, task_id, "input_required")
+    async with serve(servers[1].server) as url, connect(url, **caller) as peer:
+        while_changing = await peer.get(task_id)
+        await servers[1].tasks.store.operator.rotate_keys()
+    async with serve(servers[2].server) as url, connect(url, **caller) as peer:
+        await answer(peer, task_id, "yes")
+        completed = await poll(peer, task_id, "completed", "failed")
+
+    assert while_changing["inputRequests"] == asked["inputRequests"]
+    assert text_of(completed) == "alice of acme, then alice of acme"
 
 
 @pytest.mark.parametrize("config", [TaskConfig(needs_token=True), TaskConfig(needs_headers=["x-tenant"])])
