@@ -57,8 +57,9 @@ async def test_upkeep_that_meets_a_lock_tells_what_it_did_and_goes_on_the_next_t
 
     Case 69, sinas-platform/sinas#145, gabrielkoerich/orch#1396: a sweep was silent, and the reset at the start gave up.
     """
-    monkeypatch.setattr(dialects, "_BUSY_TIMEOUT_MS", 50)
-    store, upkeep = await open_store(), (await open_store())._parts
+    store = await open_store()
+    monkeypatch.setattr(dialects, "_BUSY_TIMEOUT_MS", 500)
+    upkeep = (await open_store())._parts
     orphan, expired = await store.create_task(auth=ALICE), await store.create_task(auth=ALICE)
     await store.handle(expired).complete("done")
     copy_task(database_url, orphan.task_id, RECOVERY_BATCH + 99)
