@@ -27,7 +27,7 @@ class Tools:
     async def connect(cls, store: TaskStore) -> AsyncIterator["Tools"]:
         """Serve two tools, and connect to them."""
         extension, tasks = TasksExtension(store), TasksClient()
-        # At INFO, the default, the SDK has Rich print each line of the audit log: slower than all that is measured here.
+        # At INFO, the default, the SDK has Rich print each line of the audit log: slower than all that is measured.
         server = MCPServer("benchmark", extensions=[extension], lifespan=extension.lifespan, log_level="WARNING")
 
         @server.tool()
