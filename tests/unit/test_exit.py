@@ -36,11 +36,22 @@ LEFT_OPEN = START + LEAVE_THE_LOOP_OPEN
 # The scheduler is imported when the interpreter is ending already, and has the time to fail at it.
 SLOW_SCHEDULER = """
 import atexit, sys, threading, time
+from importlib.machinery import PathFinder
 
 class Slow:
     def find_spec(self, name, path=None, target=None):
-        while name.startswith("apscheduler") and threading.main_thread().is_alive():
-            time.sleep(0.001)
+        if name != "apscheduler":
+            return None
+        spec = PathFinder.find_spec(name, path, target)
+        execute = spec.loader.exec_module
+
+        def execute_late(module):  # here nobody else's imports wait, as they would while a module is looked for
+            while threading.main_thread().is_alive():
+                time.sleep(0.001)
+            execute(module)
+
+        spec.loader.exec_module = execute_late
+        return spec
 
 @atexit.register
 def wait_for_upkeep():
