@@ -932,10 +932,11 @@ def _verdict(task: Row, call: Call, reason: ReasonCode, why: str, crashed: int =
 
 @dataclass(frozen=True, slots=True)
 class Swept:
-    """The ids that one batch of the sweep ended and deleted."""
+    """The ids that one batch of the sweep ended and deleted, and how large the deleted requests and results were."""
 
     ended: list[str]
     deleted: list[str]
+    deleted_bytes: int = 0
 
 
 def sweep(transaction: Transaction, *, call: Call, limit: int, ending: bool = True) -> Swept:
@@ -953,7 +954,7 @@ def sweep(transaction: Transaction, *, call: Call, limit: int, ending: bool = Tr
         for row in swept:
             if row["auth_key"]:
                 transaction.execute(statements.BURY, row)
-    return Swept(due, [str(row["task_id"]) for row in swept])
+    return Swept(due, [str(row["task_id"]) for row in swept], sum(row["bytes"] for row in swept))
 
 
 UPKEEP_HOLDER = "upkeep_holder"  # the name in meta of the instance that does the upkeep for all

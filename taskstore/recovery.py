@@ -25,8 +25,7 @@ audit = logging.getLogger("taskstore.audit")
 
 RECOVERY_BATCH = 500
 SWEEP_BATCH = 100
-SMALLEST_SWEEP_BATCH = 20
-SWEEP_BATCH_TIME = timedelta(milliseconds=10)
+SWEEP_BATCH_BYTES = 2 * 1024 * 1024
 ROTATION_BATCH = 50
 
 
@@ -76,6 +75,7 @@ class Recovery:
         self._clock, self._rules = options.clock, options.rules()
         self._judge = Judge(options.clock, database.lock_path)
         self._one_at_a_time = threading.Lock()
+        self._sweep_batch = SWEEP_BATCH
         self._stopping = threading.Event()
 
     def stop(self) -> None:
@@ -173,10 +173,10 @@ class Recovery:
             progress: Called after each batch with the number of tasks swept so far.
         """
         ended = deleted = 0
-        limit, ending = SWEEP_BATCH, True
+        ending = True
         try:
             while not self._stopping.is_set():
-                began = self._clock.monotonic()
+                limit = self._sweep_batch
                 unit = partial(operations.sweep, call=self._call(), limit=limit, ending=ending)
                 batch = self._database.write(unit).result()
                 ending = len(batch.ended) == limit
@@ -185,14 +185,14 @@ class Recovery:
                 ended, deleted = ended + len(batch.ended), deleted + len(batch.deleted)
                 progress(ended + deleted)
                 # fail point: sweep-batch-done
+                if batch.deleted_bytes:
+                    # Every other write waits for a batch, and what it takes depends on the payloads that it deletes.
+                    # Not measured in time: where others keep the disk or the processor busy, smaller batches free
+                    # neither, and cost more commits.
+                    fitting = SWEEP_BATCH_BYTES * len(batch.deleted) // batch.deleted_bytes
+                    self._sweep_batch = min(max(fitting, 1), SWEEP_BATCH)
                 if max(len(batch.ended), len(batch.deleted)) < limit:
                     break
-                # Every other write waits for a batch, and how long one takes depends on the results that it deletes.
-                took = timedelta(seconds=self._clock.monotonic() - began)
-                if took > SWEEP_BATCH_TIME:
-                    limit = max(limit // 2, SMALLEST_SWEEP_BATCH)
-                elif took < SWEEP_BATCH_TIME / 2:
-                    limit = min(limit * 2, SWEEP_BATCH)
             self._prune_tombstones()
         finally:
             if ended or deleted:

@@ -505,7 +505,12 @@ _EXPIRED = (
 SWEEP = (
     delete(tasks)
     .where(tasks.c.task_id.in_(_EXPIRED))
-    .returning(tasks.c.task_id, tasks.c.auth_key, tasks.c.expires_at.label("expired_at"))
+    .returning(
+        tasks.c.task_id,
+        tasks.c.auth_key,
+        tasks.c.expires_at.label("expired_at"),
+        (func.coalesce(func.length(tasks.c.request), 0) + func.coalesce(func.length(tasks.c.result), 0)).label("bytes"),
+    )
 )
 
 BURY = insert(tombstones).values({column.name: bindparam(column.name, type_=column.type) for column in tombstones.c})
