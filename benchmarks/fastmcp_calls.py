@@ -105,6 +105,7 @@ async def measure(server: Any, calls: int, at_once: int) -> Measured:
                     assert isinstance(started, RemoteTask) == (tool == "quick")
                 if tool == "quick":
                     spans.append(time.perf_counter() - first)
+            await together.wait()  # in process, FastMCP stops the server with the first client that leaves
 
     await asyncio.gather(*(caller(number) for number in range(at_once)))
     return Measured(taken["plain"], taken["quick"], len(taken["quick"]) / max(spans))

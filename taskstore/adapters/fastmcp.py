@@ -158,7 +158,7 @@ class TasksExtension(ServerExtension):
         self._drain = drain
         self._requests = TaskRequests(
             store=lambda: self.store,
-            runner=self._now_running,
+            runner=lambda: self._now_open()[1],
             mode_of=self._mode_of,
             serves_legacy=lambda: True,
             demands_token=lambda: self.server.auth is not None,
@@ -170,8 +170,7 @@ class TasksExtension(ServerExtension):
         )
         self._legacy = self._requests.legacy
         self._listen = TaskListenMiddleware(self._requests.admit_listener)
-        self._store: TaskStore | None = None
-        self._runner: TaskRunner | None = None
+        self._opened: tuple[TaskStore, TaskRunner] | None = None
 
     @property
     def store(self) -> TaskStore:
@@ -180,9 +179,7 @@ class TasksExtension(ServerExtension):
         Raises:
             MCPError: The server's lifespan is not running.
         """
-        if self._store is None:
-            raise MCPError(INTERNAL_ERROR, "TasksExtension is not open: the lifespan of its server is not running.")
-        return self._store
+        return self._now_open()[0]
 
     def methods(self) -> Sequence[MethodBinding]:
         """Bind the requests about tasks; under protocol versions that have none they are unknown."""
@@ -200,13 +197,13 @@ class TasksExtension(ServerExtension):
         add_middleware(self.server, self._legacy)
         async with open_store(self._url, self._options, name_of(self.server)) as store:
             runner = TaskRunner(store, rerun=_Rerun(self.server, self._legacy))
-            self._store, self._runner = store, runner
+            self._opened = store, runner
             try:
                 yield
             finally:
                 await runner.close(self._drain)
                 self._legacy.close()
-                self._store = self._runner = None
+                self._opened = None
 
     async def intercept_tool_call(
         self, params: CallToolRequestParams, context: Context, call_next: ToolCallContinuation
@@ -240,9 +237,10 @@ class TasksExtension(ServerExtension):
         mode = "forbidden" if tool is None else tool.task_config.mode
         return None if mode == "forbidden" else mode
 
-    def _now_running(self) -> TaskRunner:
-        assert self._runner is not None, "there is a store, so there is a runner"
-        return self._runner
+    def _now_open(self) -> tuple[TaskStore, TaskRunner]:
+        if self._opened is None:
+            raise MCPError(INTERNAL_ERROR, "TasksExtension is not open: the lifespan of its server is not running.")
+        return self._opened
 
 
 class _CreatedTask(RootModel[dict[str, Any]]):

@@ -328,6 +328,21 @@ async def test_a_transformed_tool_stays_a_task(server: FastMCP, run: Any) -> Non
     assert (text_of(polled), polled["ttlMs"]) == ("1 pages on tides", 2_400_000)
 
 
+async def test_a_call_that_comes_after_the_lifespan_is_told_so(
+    server: FastMCP, tasks: TasksExtension, connect: Any, refused: Any
+) -> None:
+    """In process, FastMCP ends the lifespan with the first client that leaves, while others may still call."""
+
+    @server.tool(task=True)
+    async def quick() -> None: ...
+
+    async with connect(server) as peer:
+        async with tasks.lifespan():
+            pass
+        with refused(-32603, "not open"):
+            await peer.call("quick")
+
+
 async def test_a_tool_inside_a_tool_is_no_task_of_its_own(server: FastMCP, run: Any, connect: Any) -> None:
     """The client asked for one task. Outside of one, a tool that needs a task cannot be called so."""
 
