@@ -1,6 +1,7 @@
 """What can be measured, in words and as an order to a worker."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -11,7 +12,9 @@ class Backend:
         driver: Module under ``benchmarks.drivers``; its docstring says what exactly a flow is there.
         durability: ``full`` or ``normal``, as the driver takes it.
         survives: What the durability means, for the table.
-        needs_postgres: Whether its place is a PostgreSQL database; else it is the path of an SQLite file.
+        place: Where its data is: at a path on the disk that is measured, in ``memory``, on a ``postgres`` or ``redis``
+            server that the session starts.
+        kept: Tasks that are in the store before each run.
         packages: Distributions whose versions the report names.
         without: Scenarios that it has no counterpart of.
         requirements: Of a peer that gets an environment of its own, pinned; empty for what runs in ours.
@@ -23,7 +26,8 @@ class Backend:
     durability: str
     survives: str
     packages: tuple[str, ...] = ()
-    needs_postgres: bool = False
+    place: Literal["disk", "memory", "postgres", "redis"] = "disk"
+    kept: int = 0
     without: tuple[str, ...] = ()
     requirements: tuple[str, ...] = ()
 
@@ -58,7 +62,51 @@ BACKENDS = {
             durability="full",
             survives="power loss (fsync, synchronous_commit on)",
             packages=(*_OURS, "psycopg"),
-            needs_postgres=True,
+            place="postgres",
+        ),
+        Backend(
+            name="memory",
+            driver="ours",
+            what="taskstore on SQLite in memory",
+            packages=_OURS,
+            durability="normal",
+            survives="nothing",
+            place="memory",
+            without=("wait", "list", "recover", "sweep", "growth"),
+        ),
+        Backend(
+            name="docket-redis",
+            driver="docket",
+            what="pydocket on Redis, as under fastmcp-tasks",
+            durability="full",
+            survives="power loss (appendfsync always)",
+            packages=("pydocket", "redis"),
+            place="redis",
+            without=(*_ONLY_OURS, "list"),
+            requirements=("pydocket==0.27.0",),
+        ),
+        *(
+            Backend(
+                name=name,
+                driver="sdk_memory",
+                what=f"the in-memory task store of the SDK 1.x, {kept:,} tasks kept",
+                durability="none",
+                survives="nothing",
+                packages=("mcp", "pydantic"),
+                place="memory",
+                kept=kept,
+                without=_ONLY_OURS,
+                requirements=("mcp==1.30.0",),
+            )
+            for name, kept in (("sdk-memory", 0), ("sdk-memory-1k", 1_000), ("sdk-memory-10k", 10_000))
+        ),
+        Backend(
+            name="filesystem",
+            driver="filesystem",
+            what="one JSON file a task, without a store",
+            durability="full",
+            survives="power loss (fsync of file and folder)",
+            without=(*_ONLY_OURS, "list"),
         ),
         Backend(
             name="a2a-sqlite",
@@ -77,7 +125,7 @@ BACKENDS = {
             durability="full",
             survives="power loss (fsync, synchronous_commit on)",
             packages=("a2a-sdk", "SQLAlchemy", "asyncpg", "protobuf"),
-            needs_postgres=True,
+            place="postgres",
             without=_ONLY_OURS,
             requirements=("a2a-sdk[postgresql]==1.3.0", "asyncpg==0.32.0"),
         ),
@@ -94,7 +142,7 @@ BACKENDS = {
             driver="raw_postgres",
             what="psycopg without a store, one connection",
             packages=("psycopg",),
-            needs_postgres=True,
+            place="postgres",
             without=(*_ONLY_OURS, "list"),
             durability="full",
             survives="power loss (fsync, synchronous_commit on)",

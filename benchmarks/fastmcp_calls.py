@@ -10,7 +10,6 @@ can be. Needs ``redis-server`` on the path.
 import argparse
 import asyncio
 import json
-import shutil
 import socket
 import statistics
 import subprocess
@@ -23,7 +22,8 @@ from importlib.metadata import requires
 from pathlib import Path
 from typing import Any
 
-from benchmarks.environments import ROOT, python_of
+from benchmarks.environments import ROOT, PeerUnavailableError, python_of
+from benchmarks.redis_server import redis_server
 from taskstore.testing import PostgresServer
 
 PEER = ("fastmcp==4.1.4", "fastmcp-tasks==4.1.4", "psycopg[binary]>=3.2,<4")
@@ -139,36 +139,6 @@ def serving(python: str, url: str) -> Iterator[str]:
             process.terminate()
 
 
-@contextmanager
-def redis(folder: Path) -> Iterator[str]:
-    """Run a Redis that has on disk what it acknowledges; yield its URL."""
-    program = shutil.which("redis-server")
-    if program is None:
-        raise SystemExit("redis-server is not on the path: apt-get install redis-server")
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    durable = ["--appendonly", "yes", "--appendfsync", "always", "--save", "", "--dir", str(folder)]
-    with subprocess.Popen([program, "--port", str(port), *durable], stdout=subprocess.DEVNULL) as process:
-        try:
-            _wait_for(port)
-            yield f"redis://127.0.0.1:{port}/0"
-        finally:
-            process.terminate()
-
-
-def _wait_for(port: int) -> None:
-    until = time.monotonic() + 30
-    while True:
-        try:
-            socket.create_connection(("127.0.0.1", port)).close()
-        except ConnectionRefusedError:
-            if time.monotonic() > until:
-                raise
-            time.sleep(0.05)
-        else:
-            return
-
-
 def main() -> None:
     """Measure and print a table."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.fastmcp_calls", description=__doc__)
@@ -198,7 +168,7 @@ def main() -> None:
         urls = {
             "sqlite": f"sqlite:///{folder}/tasks.db",
             "postgres": stack.enter_context(PostgresServer()).create_database(),
-            PEER_NAME: stack.enter_context(redis(Path(folder))),
+            PEER_NAME: stack.enter_context(redis_server(Path(folder))),
         }
         for transport in asked.transport:
             for at_once in asked.clients:
@@ -224,4 +194,7 @@ def _line(runs: list[Measured], peer: list[Measured]) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except PeerUnavailableError as error:
+        raise SystemExit(str(error)) from error

@@ -146,8 +146,12 @@ def notes(session: Session, machine: Machine) -> str:
         "Machine: {processor}, {cores} cores, {memory_gib} GiB, {system}; {folder} on {file_system}, "
         "4 KiB written and flushed in {flush_us:.0f} µs.".format(**machine)
     )
-    # A PostgreSQL server counts as another program, so its runs say nothing about strangers.
-    loads = [run.measured["other_cpu"] or 0.0 for run in session.runs if not BACKENDS[run.backend].needs_postgres]
+    # A database server counts as another program, so its runs say nothing about strangers.
+    loads = [
+        run.measured["other_cpu"] or 0.0
+        for run in session.runs
+        if BACKENDS[run.backend].place not in ("postgres", "redis")
+    ]
     if max(loads, default=0.0) > _QUIET:
         lines.append(
             f"Other programs used up to {max(loads):.0%} of the machine during a run: "

@@ -14,6 +14,7 @@ from typing import IO, Self, cast
 from benchmarks.backends import Backend
 from benchmarks.environments import ROOT, PeerUnavailableError, python_of
 from benchmarks.machine import wait_until_calm
+from benchmarks.redis_server import redis_server, redis_version
 from benchmarks.work import SCENARIOS
 from benchmarks.worker import Measured, Order
 from taskstore.migrate import upgrade
@@ -94,7 +95,7 @@ class Worker:
 
 
 class Places:
-    """Where databases are made: a folder for SQLite files, and a PostgreSQL server that is started if needed."""
+    """Where databases are made: a folder for files, and servers that are started where they are needed."""
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
@@ -110,12 +111,22 @@ class Places:
     ) -> None:
         self._stack.close()
 
-    def start_postgres(self) -> str:
-        """Start the server unless it runs, and return its version.
+    def prepare(self, backend: Backend) -> dict[str, str]:
+        """Have the server that a backend needs, and return its name and version; nothing for one without a server.
 
         Raises:
-            PostgresUnavailableError: There is none on this machine.
+            PeerUnavailableError: There is no Redis on this machine.
+            PostgresUnavailableError: There is no PostgreSQL.
         """
+        match backend.place:
+            case "postgres":
+                return {"PostgreSQL": self._start_postgres()}
+            case "redis":
+                return {"Redis": redis_version()}
+            case "disk" | "memory":
+                return {}
+
+    def _start_postgres(self) -> str:
         if self._server is None:
             self._server = self._stack.enter_context(PostgresServer())
             self._template = self._server.create_database()
@@ -124,12 +135,33 @@ class Places:
 
     @contextmanager
     def new(self, backend: Backend) -> Iterator[str]:
-        """Make a database for one run: an SQLite file still to be made, or a migrated PostgreSQL database."""
-        if not backend.needs_postgres:
-            with tempfile.TemporaryDirectory(prefix="taskstore-benchmark-", dir=self._folder) as folder:
-                yield str(Path(folder) / "tasks.db")
-            return
-        assert self._server is not None, "start_postgres() comes first"
+        """Give one run a database of its own.
+
+        Yields:
+            A path where nothing is yet, or the URL of a database: a migrated one of PostgreSQL, a Redis server's only
+            one, or SQLite's in memory.
+        """
+        match backend.place:
+            case "postgres":
+                with self._postgres_database() as url:
+                    yield url
+            case "redis":
+                with self._new_folder() as folder, redis_server(folder) as url:
+                    yield url
+            case "disk":
+                with self._new_folder() as folder:
+                    yield str(folder / "tasks.db")
+            case "memory":
+                yield "sqlite://"
+
+    @contextmanager
+    def _new_folder(self) -> Iterator[Path]:
+        with tempfile.TemporaryDirectory(prefix="taskstore-benchmark-", dir=self._folder) as folder:
+            yield Path(folder)
+
+    @contextmanager
+    def _postgres_database(self) -> Iterator[str]:
+        assert self._server is not None, "prepare() comes first"
         url = self._server.create_database(template=self._template)
         try:
             yield url
@@ -201,7 +233,7 @@ def measure(
     """Run a plan.
 
     Args:
-        folder: Where SQLite files are made.
+        folder: Where databases are made.
         install: Whether a peer that is missing may be installed.
         say: Told what takes long, and what failed.
         step: Called before each run with its name.
@@ -211,7 +243,7 @@ def measure(
         workers = []
         for backend in backends:
             try:
-                server = {"PostgreSQL": places.start_postgres()} if backend.needs_postgres else {}
+                server = places.prepare(backend)
                 python = python_of(backend.driver, backend.requirements, install=install, say=say)
                 workers.append(stack.enter_context(Worker.start(backend, python)))
             except (PeerUnavailableError, PostgresUnavailableError, RunFailedError) as error:
@@ -231,6 +263,7 @@ def measure(
                     measured = worker.run(
                         Order(
                             place=place,
+                            kept=worker.backend.kept,
                             scenario=scenario,
                             tasks=tasks,
                             clients=clients,
@@ -238,7 +271,7 @@ def measure(
                             seconds=plan.seconds,
                         )
                     )
-            except RunFailedError as error:
+            except (PeerUnavailableError, RunFailedError) as error:
                 session.unavailable[name] = str(error)
                 say(f"A run failed, and the backend is left out from now on. {error}")
             else:

@@ -4,12 +4,12 @@
 with the versions of Python, SQLite and the packages. Then each line it reads is an order, and each line it writes the
 answer:
 
-    {"place": ..., "scenario": "flow", "tasks": 0, "clients": 8, "seconds": 2.0, "operations": null}
+    {"place": ..., "kept": 0, "scenario": "flow", "tasks": 0, "clients": 8, "seconds": 2.0, "operations": null}
     {"operations": ..., "seconds": ..., "p50_us": ..., "p99_us": ..., "cpu_us": ..., "other_cpu": ..., "steps": {...},
      "figures": {...}}
 
-``place`` is where the driver's database is, a path or a URL; it is empty before. An order that fails is answered with
-``{"error": ...}``. The end of the input ends the process.
+``place`` is where the driver's database is, a path or a URL; it is empty before, and gets ``kept`` tasks that are not
+measured. An order that fails is answered with ``{"error": ...}``. The end of the input ends the process.
 """
 
 import asyncio
@@ -49,6 +49,7 @@ class Order(TypedDict):
     """One run: as many operations as asked for, or for as many seconds; ``tasks`` is the size of the database."""
 
     place: str
+    kept: int
     scenario: str
     tasks: int
     clients: int
@@ -84,6 +85,8 @@ async def measure(driver: DriverModule, durability: str, order: Order) -> Measur
     clients = range(order["clients"])
     options = {} if scenario.upkeep else {"upkeep": False}
     async with driver.open_driver(order["place"], durability, **options) as opened:
+        if order["kept"]:
+            await opened.keep(order["kept"])
         operation = await scenario.prepare(opened, order["tasks"])
         if not scenario.once:
             await asyncio.gather(*(_repeat(operation, client, operations=WARM_UP) for client in clients))

@@ -1,6 +1,6 @@
 """The benchmarks measure what they say: runs have the promised shape, and a flow really is a task's whole life.
 
-Nothing here asserts a time. The peer needs an installation, so it is not run here.
+Nothing here asserts a time.
 """
 
 import json
@@ -16,7 +16,7 @@ import pytest
 from benchmarks import environments
 from benchmarks.__main__ import main
 from benchmarks.backends import BACKENDS
-from benchmarks.drivers import ours, raw_postgres, raw_sqlite
+from benchmarks.drivers import filesystem, ours, raw_postgres, raw_sqlite
 from benchmarks.report import details, summarize, table
 from benchmarks.session import Run
 from benchmarks.work import PROGRESS_TEXT, REQUEST_TEXT, RESULT_TEXT, SCENARIOS
@@ -87,6 +87,22 @@ def test_every_scenario_runs_and_is_reported(backend: str, tmp_path: Path) -> No
         assert run["measured"]["p99_us"] >= run["measured"]["p50_us"] > 0
         assert tuple(run["measured"]["steps"]) == SCENARIOS[run["scenario"]].steps
     assert {(each["scenario"], each["tasks"], each["clients"]) for each in document["summaries"]} == expected
+
+
+def test_backends_take_turns_on_databases_of_their_own(tmp_path: Path) -> None:
+    """One in memory, one in files and one in a database run in one session, and nothing of them is left."""
+    backends = ["memory", "filesystem", "sqlite-normal"]
+
+    document = run_command(tmp_path, "--backend", *backends, "--scenario", "flow", "get", "--clients", "2")
+
+    assert document["unavailable"] == {}
+    assert [(run["round"], run["scenario"], run["backend"]) for run in document["runs"]] == [
+        (number, scenario, backend)
+        for number, order in ((1, ["filesystem", "sqlite-normal", "memory"]), (2, ["sqlite-normal", *backends[:2]]))
+        for scenario in ("flow", "get")
+        for backend in order
+    ]
+    assert os.listdir(tmp_path) == ["figures.json"]
 
 
 def test_a_postgresql_run_is_compared_with_its_baseline(
@@ -230,6 +246,20 @@ async def test_kept_rows_of_the_yardstick_are_found(tmp_path: Path) -> None:
         assert await driver.outcome(held) == RESULT_TEXT
 
 
+async def test_a_flow_of_the_file_store_leaves_the_completed_task_alone_in_its_folder(tmp_path: Path) -> None:
+    """What was written beside a file is renamed, and the result is in it."""
+    async with filesystem.open_driver(str(tmp_path / "tasks"), "full") as driver:
+        flow = await SCENARIOS["flow"].prepare(driver, 0)
+
+        await flow(0)
+
+    (path,) = (tmp_path / "tasks").iterdir()
+    task = json.loads(path.read_bytes())
+    assert path.name == f"{task['task_id']}.json"
+    assert (task["status"], task["progress"], task["status_message"]) == ("completed", 0.3, PROGRESS_TEXT)
+    assert (task["request"], task["result"]) == ({"topic": REQUEST_TEXT}, {"text": RESULT_TEXT})
+
+
 def test_payloads_have_the_size_they_are_said_to_have() -> None:
     """The description says 600 bytes and 1 KiB of JSON."""
     sizes = [len(json.dumps(each, separators=(",", ":"))) for each in ({"topic": REQUEST_TEXT}, {"text": RESULT_TEXT})]
@@ -281,12 +311,14 @@ def test_a_peer_that_is_not_installed_is_reported_with_the_way_to_install_it(
     """The others are measured all the same, and the exit status tells a script."""
     monkeypatch.setattr(tempfile, "tempdir", None)
     monkeypatch.setattr(environments, "CACHE", tmp_path / "cache")
+    monkeypatch.setenv("PATH", str(tmp_path))
 
-    status = main(["--backend", "raw-sqlite", "a2a-sqlite", "--folder", str(tmp_path), *QUICKLY])
+    status = main(["--backend", "raw-sqlite", "a2a-sqlite", "docket-redis", "--folder", str(tmp_path), *QUICKLY])
 
     printed = capsys.readouterr().out
     assert status == 1
     assert "a2a-sqlite did not run to the end: it is not installed" in printed
     assert "pip install 'a2a-sdk[sqlite]==" in printed
+    assert "docket-redis did not run to the end: redis-server is not on the path. Install it: apt-get" in printed
     assert "| flow " in printed
     assert not (tmp_path / "cache").exists()
