@@ -7,12 +7,13 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from itertools import count
 from pathlib import Path
 
 import benchmarks
 from benchmarks.backends import BACKENDS
 from benchmarks.machine import describe
-from benchmarks.report import details, document, notes, summarize, table
+from benchmarks.report import details, document, notes, summarize, table, verdict
 from benchmarks.session import Plan, measure
 from benchmarks.work import SCENARIOS
 from taskstore.dialects import file_system_of
@@ -22,9 +23,12 @@ Say = Callable[[str], None]
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, print the table, and return the exit status: 1 if a backend could not run to the end."""
-    asked = _parser().parse_args(arguments)
-    if asked.baseline and asked.baseline not in asked.backend:
-        asked.backend.append(asked.baseline)
+    parser = _parser()
+    asked = parser.parse_args(arguments)
+    asked.backend = asked.backend or (["url"] if asked.url else ["sqlite", "raw-sqlite"])
+    asked.backend += [each for each in (asked.url and "url", asked.baseline) if each and each not in asked.backend]
+    if "url" in asked.backend and not asked.url:
+        parser.error("the backend url needs the option --url")
     # The PostgreSQL server puts its data there too: both databases on the same disk.
     tempfile.tempdir = asked.folder = str(Path(asked.folder).resolve())
     plan = Plan(
@@ -36,24 +40,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
         seconds=None if asked.flows else asked.seconds,
         calm_seconds=asked.calm,
     )
-    machine = describe(asked.folder, file_system_of(asked.folder))
+    file_system = file_system_of(asked.folder)
     backends = [BACKENDS[name] for name in asked.backend]
     with _progress(sum(plan.runs_of(backend) for backend in backends)) as (say, step):
-        if machine["file_system"] in ("tmpfs", "ramfs"):
+        if file_system in ("tmpfs", "ramfs"):
             say(f"{asked.folder} is in memory: nothing survives a power loss there; give --folder on a disk.")
         session = measure(
             plan,
             backends,
             folder=asked.folder,
+            url=asked.url,
             install=not asked.no_install,
             say=say,
             step=step,
         )
+    machine = describe(asked.folder, file_system, session.flushes_us)
     summaries = summarize(session.runs, asked.baseline)
-    parts = (table(summaries, asked.baseline), details(summaries), notes(session, machine))
+    parts = (table(summaries, asked.baseline), details(summaries), verdict(summaries, machine), notes(session, machine))
     sys.stdout.write("\n\n".join(filter(None, parts)) + "\n")
     if asked.json:
+        # A URL may hold a password; what it names stands among the backends.
         settings = {**vars(asked), "json": str(asked.json), "at": datetime.now(UTC).isoformat(timespec="seconds")}
+        del settings["url"]
         written = document(session, summaries, machine=machine, settings=settings)
         asked.json.write_text(json.dumps(written, indent=1) + "\n", encoding="utf-8")
     return 1 if session.unavailable else 0
@@ -73,10 +81,10 @@ def _parser() -> argparse.ArgumentParser:
         "--backend",
         nargs="+",
         choices=list(BACKENDS),
-        default=["sqlite", "raw-sqlite"],
         metavar="NAME",
-        help="default: sqlite raw-sqlite",
+        help="default: sqlite raw-sqlite, or url where --url is given",
     )
+    add("--url", default="", help="a database of your own, without a store in it, for the backend url")
     add(
         "--sizes",
         nargs="+",
@@ -105,10 +113,10 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _count(text: str) -> int:
-    count = int(text)
-    if count < 1:
-        raise argparse.ArgumentTypeError(f"must be at least 1, not {count}")
-    return count
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, not {number}")
+    return number
 
 
 @contextmanager
@@ -118,7 +126,8 @@ def _progress(runs: int) -> Iterator[tuple[Say, Say]]:
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
     except ImportError:
-        yield _say, _say
+        numbers = count(1)
+        yield _say, lambda name: _say(f"{next(numbers)}/{runs} {name}")
         return
     columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.description}"))
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:

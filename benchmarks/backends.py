@@ -11,9 +11,9 @@ class Backend:
     Attributes:
         driver: Module under ``benchmarks.drivers``; its docstring says what exactly a flow is there.
         durability: ``full`` or ``normal``, as the driver takes it.
-        survives: What the durability means, for the table.
+        survives: What the durability means; the table shows what stands before the parenthesis.
         place: Where its data is: at a path on the disk that is measured, in ``memory``, on a ``postgres`` or ``redis``
-            server that the session starts.
+            server that the session starts, or at the ``url`` of a user's own database.
         kept: Tasks that are in the store before each run.
         packages: Distributions whose versions the report names.
         without: Scenarios that it has no counterpart of.
@@ -26,7 +26,7 @@ class Backend:
     durability: str
     survives: str
     packages: tuple[str, ...] = ()
-    place: Literal["disk", "memory", "postgres", "redis"] = "disk"
+    place: Literal["disk", "memory", "postgres", "redis", "url"] = "disk"
     kept: int = 0
     without: tuple[str, ...] = ()
     requirements: tuple[str, ...] = ()
@@ -63,6 +63,15 @@ BACKENDS = {
             survives="power loss (fsync, synchronous_commit on)",
             packages=(*_OURS, "psycopg"),
             place="postgres",
+        ),
+        Backend(
+            name="url",
+            driver="ours",
+            what="taskstore on the database of --url",
+            durability="full",
+            survives="power loss, if its server flushes",
+            packages=_OURS,
+            place="url",
         ),
         Backend(
             name="memory",

@@ -7,10 +7,12 @@ import os
 import platform
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from statistics import median
 from typing import TypedDict
 
-_PROBES = 200
+_PROBES = 50
 _CALM = 0.12
 _LOOK_SECONDS = 0.25
 
@@ -20,7 +22,8 @@ class Machine(TypedDict):
 
     Attributes:
         folder: Where the databases are.
-        flush_us: Median time of a write of 4 KiB there and its flush to disk.
+        flush_us: Time of a write of 4 KiB there and its flush to disk: the median over the runs of what was measured
+            before each, the lowest and the highest.
     """
 
     processor: str
@@ -29,7 +32,7 @@ class Machine(TypedDict):
     system: str
     folder: str
     file_system: str | None
-    flush_us: float
+    flush_us: tuple[float, float, float]
 
 
 class Load:
@@ -59,7 +62,8 @@ def wait_until_calm(seconds: float) -> None:
             return
 
 
-def _flush_us(folder: str) -> float:
+def flush_us(folder: str) -> float:
+    """Measure the disk that a folder is on: the median time of a write of 4 KiB and its flush, microseconds."""
     flush = getattr(os, "fdatasync", os.fsync)
     spans = []
     with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
@@ -81,8 +85,10 @@ def resident_mib() -> float | None:
         return None
 
 
-def describe(folder: str, file_system: str | None) -> Machine:
-    """Name the hardware and the system, and measure the disk that a folder is on."""
+def describe(folder: str, file_system: str | None, flushes_us: Sequence[float]) -> Machine:
+    """Name the hardware and the system; ``flushes_us`` is how the disk was found before each run."""
+    # Without a run, there is still a disk.
+    flushes = flushes_us or [flush_us(folder)]
     return Machine(
         processor=_processor(),
         cores=os.cpu_count(),
@@ -90,7 +96,7 @@ def describe(folder: str, file_system: str | None) -> Machine:
         system=f"{platform.system()} {platform.release()}",
         folder=folder,
         file_system=file_system,
-        flush_us=_flush_us(folder),
+        flush_us=(median(flushes), min(flushes), max(flushes)),
     )
 
 

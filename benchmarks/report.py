@@ -78,12 +78,13 @@ def summarize(runs: Sequence[Run], baseline: str | None) -> list[Summary]:
 
 def table(summaries: Sequence[Summary], baseline: str | None) -> str:
     """Write the summaries as a Markdown table that can be read as it is."""
-    head = ["scenario", "backend", "tasks", "clients", "per second", "min-max", "p50", "p99", "CPU each"]
+    head = ["scenario", "backend", "tasks", "clients", "survives", "per second", "min-max", "p50", "p99", "CPU each"]
     rows = [[*head, f"ratio to {baseline}"] if baseline else head]
     for each in summaries:
         middle, low, high = each.per_second
         row = [
             *_names(each),
+            BACKENDS[each.backend].survives.partition(" (")[0],
             _number(middle),
             f"{_number(low)}-{_number(high)}",
             _span(each.p50_us),
@@ -123,7 +124,7 @@ def _number(value: float) -> str:
 
 def _aligned(rows: Sequence[Sequence[str]]) -> str:
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    names = [column for column, head in enumerate(rows[0]) if head in ("scenario", "backend", "of it")]
+    names = [column for column, head in enumerate(rows[0]) if head in ("scenario", "backend", "survives", "of it")]
     aligned = [
         [
             text.ljust(width) if column in names else text.rjust(width)
@@ -135,6 +136,29 @@ def _aligned(rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(row)} |" for row in (aligned[0], rule, *aligned[1:]))
 
 
+def verdict(summaries: Sequence[Summary], machine: Machine) -> str:
+    """Say what the disk, and the user's own database if it was measured, are worth to this store."""
+    middle, low, high = (each / 1000 for each in machine["flush_us"])
+    lines = [
+        f"This disk ({machine['folder']}) syncs in {middle:.2f} ms ({low:.2f}-{high:.2f})"
+        + _tasks_a_second(summaries, "sqlite")
+    ]
+    if url := [each for each in summaries if (each.backend, each.scenario) == ("url", "flow")]:
+        stored = url[0].steps_p50_us["create"] / 1000
+        lines.append(f"Your database stores a new task in {stored:.2f} ms" + _tasks_a_second(summaries, "url"))
+    return "\n".join(lines)
+
+
+def _tasks_a_second(summaries: Sequence[Summary], backend: str) -> str:
+    flows = [each for each in summaries if (each.backend, each.scenario) == (backend, "flow")]
+    if not flows:
+        return "."
+    first, *others = (f"{each.per_second[0]:,.0f}" for each in flows)
+    figures = [f"{first} tasks a second with {flows[0].clients} client{'s' if flows[0].clients > 1 else ''}"]
+    figures += [f"{rate} with {each.clients}" for rate, each in zip(others, flows[1:], strict=True)]
+    return f": about {', '.join(figures)}."
+
+
 def notes(session: Session, machine: Machine) -> str:
     """Write what the figures stand for: durability, versions, hardware, and what could not run."""
     lines = []
@@ -143,8 +167,7 @@ def notes(session: Session, machine: Machine) -> str:
         named = ", ".join(f"{package} {number}" for package, number in versions.items())
         lines.append(f"{name}: {backend.what}; what was acknowledged survives {backend.survives}. {named}.")
     lines.append(
-        "Machine: {processor}, {cores} cores, {memory_gib} GiB, {system}; {folder} on {file_system}, "
-        "4 KiB written and flushed in {flush_us:.0f} µs.".format(**machine)
+        "Machine: {processor}, {cores} cores, {memory_gib} GiB, {system}; {folder} on {file_system}.".format(**machine)
     )
     # A database server counts as another program, so its runs say nothing about strangers.
     loads = [

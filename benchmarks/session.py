@@ -2,22 +2,27 @@
 
 import json
 import subprocess
+import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Self, cast
 
+from sqlalchemy import create_engine, make_url
+
 from benchmarks.backends import Backend
 from benchmarks.environments import ROOT, PeerUnavailableError, python_of
-from benchmarks.machine import wait_until_calm
+from benchmarks.machine import flush_us, wait_until_calm
 from benchmarks.redis_server import redis_server, redis_version
 from benchmarks.work import SCENARIOS
 from benchmarks.worker import Measured, Order
-from taskstore.migrate import upgrade
+from taskstore.database import Database
+from taskstore.errors import DatabaseUnavailableError
+from taskstore.migrate import downgrade, upgrade
 from taskstore.testing import PostgresServer, PostgresUnavailableError
 
 # A million tasks take their time to be made, on a slow disk too.
@@ -95,10 +100,14 @@ class Worker:
 
 
 class Places:
-    """Where databases are made: a folder for files, and servers that are started where they are needed."""
+    """Where databases are: a folder for files, servers that are started where they are needed, a database of the user.
 
-    def __init__(self, folder: str) -> None:
-        self._folder = folder
+    Args:
+        url: Of the database of the user; it must not hold a store.
+    """
+
+    def __init__(self, folder: str, url: str) -> None:
+        self._folder, self._url = folder, url
         self._stack = ExitStack()
         self._server: PostgresServer | None = None
         self._template = ""
@@ -115,7 +124,7 @@ class Places:
         """Have the server that a backend needs, and return its name and version; nothing for one without a server.
 
         Raises:
-            PeerUnavailableError: There is no Redis on this machine.
+            PeerUnavailableError: There is no Redis on this machine, or the user's database cannot be used.
             PostgresUnavailableError: There is no PostgreSQL.
         """
         match backend.place:
@@ -123,6 +132,8 @@ class Places:
                 return {"PostgreSQL": self._start_postgres()}
             case "redis":
                 return {"Redis": redis_version()}
+            case "url":
+                return _check(self._url)
             case "disk" | "memory":
                 return {}
 
@@ -139,7 +150,7 @@ class Places:
 
         Yields:
             A path where nothing is yet, or the URL of a database: a migrated one of PostgreSQL, a Redis server's only
-            one, or SQLite's in memory.
+            one, SQLite's in memory, or the user's, from which the store is dropped at the end.
         """
         match backend.place:
             case "postgres":
@@ -148,6 +159,11 @@ class Places:
             case "redis":
                 with self._new_folder() as folder, redis_server(folder) as url:
                     yield url
+            case "url":
+                try:
+                    yield self._url
+                finally:
+                    downgrade(self._url, "base")
             case "disk":
                 with self._new_folder() as folder:
                     yield str(folder / "tasks.db")
@@ -214,11 +230,17 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """What came of a plan; of a backend in ``unavailable``, with the reason, there may be no run or only some."""
+    """What came of a plan.
+
+    Attributes:
+        unavailable: Why a backend did not run to the end; there may be no run of it or only some.
+        flushes_us: Time of a flush of the disk just before each run.
+    """
 
     runs: list[Run]
     versions: dict[str, dict[str, str]]
     unavailable: dict[str, str]
+    flushes_us: list[float]
 
 
 def measure(
@@ -226,6 +248,7 @@ def measure(
     backends: Sequence[Backend],
     *,
     folder: str,
+    url: str,
     install: bool,
     say: Callable[[str], None],
     step: Callable[[str], None],
@@ -234,12 +257,13 @@ def measure(
 
     Args:
         folder: Where databases are made.
+        url: The user's own database, for the backend ``url``.
         install: Whether a peer that is missing may be installed.
         say: Told what takes long, and what failed.
         step: Called before each run with its name.
     """
-    session = Session([], {}, {})
-    with Places(folder) as places, ExitStack() as stack:
+    session = Session([], {}, {}, [])
+    with Places(folder, url) as places, ExitStack() as stack:
         workers = []
         for backend in backends:
             try:
@@ -258,6 +282,7 @@ def measure(
             size = f" with {tasks:,} tasks" if tasks else ""
             step(f"round {number}, {scenario}{size}, {name}, {clients} clients")
             wait_until_calm(plan.calm_seconds)
+            session.flushes_us.append(flush_us(folder))
             try:
                 with places.new(worker.backend) as place:
                     measured = worker.run(
@@ -277,6 +302,28 @@ def measure(
             else:
                 session.runs.append(Run(number, scenario, tasks, clients, name, measured))
     return session
+
+
+def _check(url: str) -> dict[str, str]:
+    """Look whether a store can be made in a database and dropped again; return what it is."""
+    try:
+        with closing(Database(url, observer=True)) as database:
+            taken, label = database.revision() is not None, database.label
+    except (ValueError, DatabaseUnavailableError) as error:
+        raise PeerUnavailableError(str(error)) from error
+    if taken:
+        raise PeerUnavailableError(
+            f"{label} holds a store already. Name an empty one; or, if a benchmark that was killed has left it there: "
+            f'{sys.executable} -c \'from taskstore.migrate import downgrade; downgrade("URL", "base")\''
+        )
+    parsed = make_url(url)
+    if parsed.get_backend_name() == "sqlite":
+        return {"on": label}
+    engine = create_engine(parsed.set(drivername="postgresql+psycopg"))
+    with closing(engine.connect()) as connection:
+        number = connection.dialect.server_version_info or ()
+    engine.dispose()
+    return {"on": label, "PostgreSQL": ".".join(map(str, number))}
 
 
 def _turns(plan: Plan, workers: list[Worker]) -> Iterator[tuple[int, str, int, int, Worker]]:
