@@ -2,16 +2,19 @@
 
 import argparse
 import json
+import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from importlib.util import find_spec
 from itertools import count
 from pathlib import Path
 
 import benchmarks
 from benchmarks.backends import BACKENDS
+from benchmarks.environments import ROOT, PeerUnavailableError, python_of
 from benchmarks.machine import describe
 from benchmarks.report import details, document, notes, summarize, table, verdict
 from benchmarks.session import Plan, measure
@@ -19,6 +22,8 @@ from benchmarks.work import SCENARIOS
 from taskstore.dialects import file_system_of
 
 Say = Callable[[str], None]
+
+_MATPLOTLIB = ("matplotlib==3.11.2",)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -29,6 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     asked.backend += [each for each in (asked.url and "url", asked.baseline) if each and each not in asked.backend]
     if "url" in asked.backend and not asked.url:
         parser.error("the backend url needs the option --url")
+    painter = _painter(parser, install=not asked.no_install) if asked.plot else ""
     # The PostgreSQL server puts its data there too: both databases on the same disk.
     tempfile.tempdir = asked.folder = str(Path(asked.folder).resolve())
     plan = Plan(
@@ -58,12 +64,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     summaries = summarize(session.runs, asked.baseline)
     parts = (table(summaries, asked.baseline), details(summaries), verdict(summaries, machine), notes(session, machine))
     sys.stdout.write("\n\n".join(filter(None, parts)) + "\n")
+    # A URL may hold a password; what it names stands among the backends.
+    settings = {name: value for name, value in vars(asked).items() if name not in ("url", "json", "plot")}
+    settings["at"] = datetime.now(UTC).isoformat(timespec="seconds")
+    written = json.dumps(document(session, summaries, machine=machine, settings=settings), indent=1) + "\n"
     if asked.json:
-        # A URL may hold a password; what it names stands among the backends.
-        settings = {**vars(asked), "json": str(asked.json), "at": datetime.now(UTC).isoformat(timespec="seconds")}
-        del settings["url"]
-        written = document(session, summaries, machine=machine, settings=settings)
-        asked.json.write_text(json.dumps(written, indent=1) + "\n", encoding="utf-8")
+        asked.json.write_text(written, encoding="utf-8")
+    if painter and summaries:
+        command = [painter, "-m", "benchmarks.plot", str(asked.plot.resolve())]
+        subprocess.run(command, cwd=ROOT, input=written, text=True, check=True)
     return 1 if session.unavailable else 0
 
 
@@ -100,6 +109,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--flows", type=_count, metavar="N", help="operations of a run, in place of --seconds")
     add("--baseline", choices=list(BACKENDS), metavar="NAME", help="compare with this backend, which runs too")
     add("--json", type=Path, metavar="FILE", help="write everything that was measured")
+    add("--plot", type=Path, metavar="FILE", help="draw it, as PNG, SVG or PDF; installs matplotlib if it is missing")
     add("--folder", default=tempfile.gettempdir(), help="where the databases are made (default: %(default)s)")
     add(
         "--calm",
@@ -110,6 +120,14 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("--no-install", action="store_true", help="never install a peer")
     return parser
+
+
+def _painter(parser: argparse.ArgumentParser, *, install: bool) -> str:
+    """Return the interpreter that draws; without one the command ends before it has measured for nothing."""
+    try:
+        return python_of("plot", () if find_spec("matplotlib") else _MATPLOTLIB, install=install, say=_say)
+    except PeerUnavailableError as error:
+        parser.error(f"--plot needs matplotlib: {error}")
 
 
 def _count(text: str) -> int:

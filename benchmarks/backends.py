@@ -11,7 +11,7 @@ class Backend:
     Attributes:
         driver: Module under ``benchmarks.drivers``; its docstring says what exactly a flow is there.
         durability: ``full`` or ``normal``, as the driver takes it.
-        survives: What the durability means; the table shows what stands before the parenthesis.
+        survives: What the durability means, and in parentheses how.
         place: Where its data is: at a path on the disk that is measured, in ``memory``, on a ``postgres`` or ``redis``
             server that the session starts, or at the ``url`` of a user's own database.
         kept: Tasks that are in the store before each run.
@@ -30,6 +30,11 @@ class Backend:
     kept: int = 0
     without: tuple[str, ...] = ()
     requirements: tuple[str, ...] = ()
+
+
+def survives(backend: Backend) -> str:
+    """Say what a store survives in words that backends share, without the how."""
+    return backend.survives.partition(" (")[0]
 
 
 _OURS = ("taskstore", "SQLAlchemy", "pydantic")
@@ -69,7 +74,7 @@ BACKENDS = {
             driver="ours",
             what="taskstore on the database of --url",
             durability="full",
-            survives="power loss, if its server flushes",
+            survives="power loss (if the disk flushes, and the server is set to)",
             packages=_OURS,
             place="url",
         ),

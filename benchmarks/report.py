@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from statistics import median
 
-from benchmarks.backends import BACKENDS
+from benchmarks.backends import BACKENDS, survives
 from benchmarks.machine import Machine
 from benchmarks.session import Run, Session
 
@@ -84,7 +84,7 @@ def table(summaries: Sequence[Summary], baseline: str | None) -> str:
         middle, low, high = each.per_second
         row = [
             *_names(each),
-            BACKENDS[each.backend].survives.partition(" (")[0],
+            survives(BACKENDS[each.backend]),
             _number(middle),
             f"{_number(low)}-{_number(high)}",
             _span(each.p50_us),

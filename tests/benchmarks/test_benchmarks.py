@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from sqlalchemy import create_engine, inspect
 
+from benchmarks import __main__ as command
 from benchmarks import environments
 from benchmarks.__main__ import main
 from benchmarks.backends import BACKENDS
@@ -106,10 +107,12 @@ def test_every_scenario_runs_and_is_reported(backend: str, tmp_path: Path) -> No
 
 
 def test_backends_take_turns_on_databases_of_their_own(tmp_path: Path) -> None:
-    """One in memory, one in files and one in a database run in one session, and nothing of them is left."""
+    """One in memory, one in files and one in a database are compared and drawn, and nothing of them is left."""
     backends = ["memory", "filesystem", "sqlite-normal"]
+    picture = tmp_path / "figures.png"
+    picked = ("--backend", *backends, "--scenario", "flow", "get", "--clients", "2", "--plot", str(picture))
 
-    document = run_command(tmp_path, "--backend", *backends, "--scenario", "flow", "get", "--clients", "2")
+    document = run_command(tmp_path, *picked)
 
     assert document["unavailable"] == {}
     assert [(run["round"], run["scenario"], run["backend"]) for run in document["runs"]] == [
@@ -118,7 +121,8 @@ def test_backends_take_turns_on_databases_of_their_own(tmp_path: Path) -> None:
         for scenario in ("flow", "get")
         for backend in order
     ]
-    assert os.listdir(tmp_path) == ["figures.json"]
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert sorted(os.listdir(tmp_path)) == ["figures.json", "figures.png"]
 
 
 def test_a_database_of_the_user_gets_a_verdict_and_is_left_as_it_was(empty_database_url: str, tmp_path: Path) -> None:
@@ -381,3 +385,19 @@ def test_a_peer_that_is_not_installed_is_reported_with_the_way_to_install_it(
     assert "docket-redis did not run to the end: redis-server is not on the path. Install it: apt-get" in printed
     assert "| flow " in printed
     assert not (tmp_path / "cache").exists()
+
+
+def test_a_picture_that_cannot_be_drawn_is_refused_before_anything_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nobody learns after an hour that matplotlib is missing."""
+    monkeypatch.setattr(command, "find_spec", lambda _name: None)
+    monkeypatch.setattr(environments, "CACHE", tmp_path / "cache")
+
+    with pytest.raises(SystemExit) as ended:
+        main(["--plot", str(tmp_path / "figures.png"), "--folder", str(tmp_path), *QUICKLY])
+
+    told = capsys.readouterr()
+    assert ended.value.code == 2
+    assert "pip install 'matplotlib==" in told.err
+    assert told.out == ""
