@@ -17,14 +17,14 @@ class PeerUnavailableError(Exception):
 
 
 def python_of(
-    name: str, requirements: tuple[str, ...], *, install: bool, say: Callable[[str], None], cache: Path = CACHE
+    name: str, requirements: tuple[str, ...], *, install: bool, say: Callable[[str], None], cache: Path | None = None
 ) -> str:
     """Return the interpreter that has a peer's packages; at first its environment is made, which takes a minute.
 
     Args:
         requirements: Pinned; none means this interpreter.
         install: Whether an environment that is missing may be made.
-        cache: Folder of the environments.
+        cache: Folder of the environments; None is ``CACHE``.
 
     Raises:
         PeerUnavailableError: The environment is missing and may not or could not be made.
@@ -34,7 +34,7 @@ def python_of(
     # The same SQLAlchemy on both sides, so that the stores are compared and not its versions.
     wanted = [*requirements, f"SQLAlchemy=={version('SQLAlchemy')}"]
     mark = hashlib.sha256("\n".join([sys.version, *wanted]).encode()).hexdigest()[:12]
-    folder = cache / f"{name}-{mark}"
+    folder = (cache or CACHE) / f"{name}-{mark}"
     python = folder / "bin" / "python"
     ready = folder / "ready"
     if ready.exists():
