@@ -139,14 +139,14 @@ def _count(text: str) -> int:
 
 @contextmanager
 def _progress(runs: int) -> Iterator[tuple[Say, Say]]:
-    """Show how far the session is, on stderr: a bar where rich is installed, else a line for each run."""
-    try:
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-    except ImportError:
+    """Show how far the session is, on stderr: a bar on a terminal where rich is installed, else a line for each run."""
+    if find_spec("rich") is None or not sys.stderr.isatty():
         numbers = count(1)
         yield _say, lambda name: _say(f"{next(numbers)}/{runs} {name}")
         return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
     columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.description}"))
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("starting", total=runs)

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from subprocess import PIPE, STDOUT
 from typing import Any
 
 import pytest
@@ -60,13 +61,13 @@ def run_command(folder: Path, *arguments: str) -> dict[str, Any]:
 
 
 def ran_command(folder: Path, *arguments: str) -> tuple[dict[str, Any], str]:
-    """Run the command as a user does, and return its JSON and what it printed."""
+    """Run the command as a user does, and return its JSON and what it wrote on both streams."""
     written = folder / "figures.json"
 
     command = [sys.executable, "-m", "benchmarks", "--json", str(written), "--folder", str(folder)]
-    ran = subprocess.run([*command, *QUICKLY, *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
+    ran = subprocess.run([*command, *QUICKLY, *arguments], cwd=ROOT, stdout=PIPE, stderr=STDOUT, text=True, check=False)
 
-    assert ran.returncode == 0, ran.stderr
+    assert ran.returncode == 0, ran.stdout
     return json.loads(written.read_text()), ran.stdout
 
 
@@ -112,7 +113,7 @@ def test_backends_take_turns_on_databases_of_their_own(tmp_path: Path) -> None:
     picture = tmp_path / "figures.png"
     picked = ("--backend", *backends, "--scenario", "flow", "get", "--clients", "2", "--plot", str(picture))
 
-    document = run_command(tmp_path, *picked)
+    document, told = ran_command(tmp_path, *picked)
 
     assert document["unavailable"] == {}
     assert [(run["round"], run["scenario"], run["backend"]) for run in document["runs"]] == [
@@ -121,6 +122,7 @@ def test_backends_take_turns_on_databases_of_their_own(tmp_path: Path) -> None:
         for scenario in ("flow", "get")
         for backend in order
     ]
+    assert "12/12 round 2, get, filesystem, 2 clients" in told
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert sorted(os.listdir(tmp_path)) == ["figures.json", "figures.png"]
 
