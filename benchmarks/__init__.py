@@ -2,9 +2,8 @@
 
 Method. Every backend runs in a process of its own, with the same loop and the same five steps around it (see
 ``work``), and on a database of its own that is new for each run, on the same disk. The runs are interleaved: in each
-round every backend runs once, and the next round begins with another one, so that what slows the machine down for a
-while slows all of them. A ratio compares two runs of the same round. The table gives the median over the rounds and
-its range.
+round every backend runs once, in an order that is drawn anew, so that what slows the machine down for a while slows all
+of them. A ratio compares two runs of the same round. The table gives the median over the rounds and its range.
 
 Some scenarios begin with a database that holds tasks already (``--sizes``): copies of one task, made by SQL. A second
 table tells their parts, and how each grows with the size:

@@ -1,8 +1,8 @@
 """A picture of what was measured: ``python -m benchmarks.plot FILE.png < FIGURES.json``, from what ``--json`` wrote.
 
-Needs matplotlib; an environment of its own will do. A panel for each scenario, size and number of clients, a bar for each
-backend: the median over the rounds, and from the slowest to the fastest one. The scale is logarithmic, since stores
-differ by factors. The colour says what a power loss or a crash leaves of what was acknowledged. Where a scenario
+Needs matplotlib; an environment of its own will do. A panel for each scenario, size and number of clients, a bar for
+each backend: the median over the rounds, and from the slowest to the fastest one. The scale is logarithmic, since
+stores differ by factors. The colour says what a power loss or a crash leaves of what was acknowledged. Where a scenario
 pauses between its operations, their number a second means nothing, and the bar is an operation's median time.
 """
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from random import Random
 from types import TracebackType
 from typing import IO, Self, cast
 
@@ -328,12 +329,12 @@ def _check(url: str) -> dict[str, str]:
 
 def _turns(plan: Plan, workers: list[Worker]) -> Iterator[tuple[int, str, int, int, Worker]]:
     """Order the runs: round, scenario, tasks, clients, and whose turn it is."""
+    # What a run leaves to its successor, such as a busy disk or a throttled processor, must not always fall to the same
+    # backend. The same draw in each session, so that two of them differ in nothing else.
+    draw = Random(0)
     for number in range(1, plan.rounds + 1):
-        # Another one begins in each round: what a run leaves to its successor, such as a warm or a throttled
-        # processor, must not always fall to the same backend.
-        first = number % len(workers) if workers else 0
         for scenario in plan.scenarios:
             for tasks, clients in plan.settings_of(scenario):
-                for worker in workers[first:] + workers[:first]:
+                for worker in draw.sample(workers, len(workers)):
                     if scenario not in worker.backend.without:
                         yield number, scenario, tasks, clients, worker

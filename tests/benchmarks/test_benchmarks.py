@@ -116,13 +116,11 @@ def test_backends_take_turns_on_databases_of_their_own(tmp_path: Path) -> None:
     document, told = ran_command(tmp_path, *picked)
 
     assert document["unavailable"] == {}
-    assert [(run["round"], run["scenario"], run["backend"]) for run in document["runs"]] == [
-        (number, scenario, backend)
-        for number, order in ((1, ["filesystem", "sqlite-normal", "memory"]), (2, ["sqlite-normal", *backends[:2]]))
-        for scenario in ("flow", "get")
-        for backend in order
-    ]
-    assert "12/12 round 2, get, filesystem, 2 clients" in told
+    turns = [run["backend"] for run in document["runs"]]
+    groups = [tuple(turns[first : first + 3]) for first in range(0, 12, 3)]
+    assert [sorted(group) for group in groups] == [sorted(backends)] * 4
+    assert len(set(groups)) > 1, "none always follows the same one"
+    assert re.search("^12/12 round 2, get, .*, 2 clients$", told, re.MULTILINE)
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert sorted(os.listdir(tmp_path)) == ["figures.json", "figures.png"]
 
