@@ -63,6 +63,7 @@ async def test_a_task_that_its_process_holds_no_more_is_failed_as_abandoned(stor
     assert after_one.status is TaskStatus.WORKING  # a create may be between its COMMIT and its caller
     assert (seen.task.status, seen.task.crashes) == (TaskStatus.FAILED, 0)  # the process lives: this was no crash
     assert seen.outcome.error["data"]["reason"] == "ABANDONED"
+    assert seen.task.status_message == "ABANDONED: the server lost hold of this task."
     assert (last.kind, last.reason) == (EventKind.RECOVERED, ReasonCode.ABANDONED)
     assert (await store.get_task(kept.task_id, auth=ALICE)).status is TaskStatus.WORKING
 

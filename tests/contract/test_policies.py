@@ -132,6 +132,29 @@ async def test_a_tool_that_kills_its_process_again_and_again_is_failed_with_its_
     assert await last.claim_task(["poison"]) is None
 
 
+async def test_what_a_lost_attempt_asked_is_asked_no_more(store, peer, crash):
+    """Nobody would hear the answer, and the next attempt asks for itself."""
+    task = await store.create_task(auth=ALICE, name="index", on_crash=OnCrash.RETRY)
+    asking = asyncio.create_task(store.handle(task).ask({"title": "Which?"}))
+    await peer.wait_for_task(task.task_id, auth=ALICE, since_version=task.version)
+    asked = await peer.get_details(task.task_id, auth=ALICE)
+    crash(store)
+    await peer.recover()
+
+    queued = await peer.get_details(task.task_id, auth=ALICE)
+    claim = await peer.claim_task(["index"])
+    again = asyncio.create_task(peer.handle(claim.task).ask({"title": "Which now?"}))
+    await peer.wait_for_task(task.task_id, auth=ALICE, since_version=claim.task.version)
+    asked_again = await peer.get_details(task.task_id, auth=ALICE)
+    asking.cancel()
+    again.cancel()
+    await asyncio.wait({asking, again})
+
+    assert (queued.task.status, queued.input_requests) == (TaskStatus.WORKING, {})
+    assert list(asked.input_requests.values()) == ["Which?"]
+    assert list(asked_again.input_requests.values()) == ["Which now?"]
+
+
 async def test_one_attempt_is_no_retry(store, peer, crash):
     task = await store.create_task(auth=ALICE, on_crash=OnCrash.RETRY, max_attempts=1)
     crash(store)
