@@ -89,8 +89,8 @@ def test_keep_leaves_the_database_and_says_where(run: Any, tmp_path: Path) -> No
 
 def test_the_demo_fails_where_tasks_are_lost(run: Any, tmp_path: Path) -> None:
     """A demo that cannot fail proves nothing: here the server forgets to recover."""
-    forgetful = "    from taskstore import RecoveryReport, recovery\n"
-    forgetful += "    recovery.Recovery.recover = lambda self, writer: RecoveryReport()\n"
+    forgetful = "    from taskstore import recovery\n"
+    forgetful += "    recovery.Recovery.recover_in_batches = lambda self, writer, on_batch: 0\n"
     (tmp_path / "sitecustomize.py").write_text(IN_THE_SERVER + forgetful)
 
     demo = run("demo", "--json", PYTHONPATH=str(tmp_path))
