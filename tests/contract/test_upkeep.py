@@ -132,20 +132,26 @@ async def test_health_counts_what_there_is(store, peer, crash, finish, clock):
     assert health.revision == REVISIONS[-1]
 
 
+def counted_rows(monkeypatch, watched):
+    """Count the rows of a statement, each time that it runs from now on."""
+    counts, rows = [], database._Transaction.rows
+
+    def count(self, statement, params):
+        found = rows(self, statement, params)
+        if statement is watched:
+            counts.append(len(found))
+        return found
+
+    monkeypatch.setattr(database._Transaction, "rows", count)
+    return counts
+
+
 async def test_a_sweep_of_many_batches_looks_at_live_tasks_only_while_some_are_due(store, finish, clock, monkeypatch):
     """With many live tasks and many expired ones, a look at each of the former for each batch held up every writer."""
     external = (store.create_task(auth=ALICE, ttl=MINUTE, on_crash=OnCrash.EXTERNAL) for _ in range(SWEEP_BATCH + 1))
     await asyncio.gather(*external, *(finish(store, ttl=MINUTE) for _ in range(2 * SWEEP_BATCH + 1)))
     clock.advance(timedelta(hours=1))
-    looks, rows = [], database._Transaction.rows
-
-    def watched(self, statement, params):
-        found = rows(self, statement, params)
-        if statement is statements.DUE:
-            looks.append(len(found))
-        return found
-
-    monkeypatch.setattr(database._Transaction, "rows", watched)
+    looks = counted_rows(monkeypatch, statements.DUE)
 
     report = await store.sweep()
 
@@ -162,15 +168,7 @@ async def test_a_sweep_takes_fewer_at_once_of_large_tasks(store, clock, monkeypa
     await asyncio.gather(*(finish(20 * MINUTE, {"text": "x" * 102_400}) for _ in range(SWEEP_BATCH + 10)))
     await asyncio.gather(*(finish(30 * MINUTE, {}) for _ in range(130)))
     clock.advance(timedelta(hours=1))
-    batches, rows = [], database._Transaction.rows
-
-    def watched(self, statement, params):
-        found = rows(self, statement, params)
-        if statement is statements.SWEEP:
-            batches.append(len(found))
-        return found
-
-    monkeypatch.setattr(database._Transaction, "rows", watched)
+    batches = counted_rows(monkeypatch, statements.SWEEP)
 
     report = await store.sweep()
 
