@@ -8,38 +8,30 @@ owner, no thread. It blocks the event loop, which a server could not afford, so 
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, closing
-from secrets import token_hex
-from time import time_ns
 
 import psycopg
 from sqlalchemy import make_url
 
-from benchmarks.work import PROGRESS_TEXT, REQUEST_TEXT, RESULT_TEXT, Driver
+from benchmarks.drivers import raw_sqlite
+from benchmarks.work import PROGRESS_TEXT, RESULT_TEXT, Driver
 
-_SCHEMA = """
+_TABLE = """
 CREATE TABLE tasks (
     task_id text COLLATE "C" PRIMARY KEY, owner text NOT NULL, name text, status text NOT NULL, status_message text,
     progress float8, created_at bigint NOT NULL, last_updated_at bigint NOT NULL, finished_at bigint,
     expires_at bigint, request bytea, result bytea
 );
-CREATE INDEX by_owner ON tasks (owner, created_at, task_id);
-CREATE INDEX by_expiry ON tasks (expires_at) WHERE finished_at IS NOT NULL;
-CREATE INDEX live ON tasks (owner) WHERE finished_at IS NULL;
 """
-_INSERT = (
-    "INSERT INTO tasks (task_id, owner, name, status, created_at, last_updated_at, expires_at, request)"
-    " VALUES (%s, %s, 'report', 'working', %s, %s, %s, %s)"
+_INSERT, _SELECT, _PROGRESS, _COMPLETE, _OUTCOME = (
+    statement.replace("?", "%s")
+    for statement in (
+        raw_sqlite.INSERT,
+        raw_sqlite.SELECT,
+        raw_sqlite.PROGRESS,
+        raw_sqlite.COMPLETE,
+        raw_sqlite.OUTCOME,
+    )
 )
-_SELECT = (
-    "SELECT task_id, owner, name, status, status_message, progress, created_at, last_updated_at, finished_at,"
-    " expires_at FROM tasks WHERE task_id = %s"
-)
-_PROGRESS = "UPDATE tasks SET progress = %s, status_message = %s, last_updated_at = %s WHERE task_id = %s"
-_COMPLETE = (
-    "UPDATE tasks SET status = 'completed', result = %s, finished_at = %s, last_updated_at = %s WHERE task_id = %s"
-)
-_OUTCOME = "SELECT status, result FROM tasks WHERE task_id = %s"
-_HOUR_MS = 3_600_000
 
 
 class _RawDriver(Driver[str]):
@@ -47,21 +39,19 @@ class _RawDriver(Driver[str]):
         self._connection = connection
 
     async def create(self, client: int) -> str:
-        now = _now_ms()
-        task_id = f"{now:012x}{token_hex(16)}"
-        request = json.dumps({"topic": REQUEST_TEXT}).encode()
-        self._connection.execute(_INSERT, (task_id, f"client-{client}", now, now, now + _HOUR_MS, request))
-        return task_id
+        row = raw_sqlite.new_row(client)
+        self._connection.execute(_INSERT, row)
+        return row[0]
 
     async def get(self, held: str) -> None:
         if self._connection.execute(_SELECT, (held,)).fetchone() is None:
             raise LookupError(held)
 
     async def progress(self, held: str) -> None:
-        self._connection.execute(_PROGRESS, (0.3, PROGRESS_TEXT, _now_ms(), held))
+        self._connection.execute(_PROGRESS, (0.3, PROGRESS_TEXT, raw_sqlite.now_ms(), held))
 
     async def complete(self, held: str) -> None:
-        now = _now_ms()
+        now = raw_sqlite.now_ms()
         self._connection.execute(_COMPLETE, (json.dumps({"text": RESULT_TEXT}).encode(), now, now, held))
 
     async def outcome(self, held: str) -> str:
@@ -78,9 +68,5 @@ async def open_driver(place: str, durability: str) -> AsyncIterator[Driver[str]]
     url = make_url(place).set(drivername="postgresql").render_as_string(hide_password=False)
     with closing(psycopg.connect(url, autocommit=True, prepare_threshold=0)) as connection:
         connection.execute(f"SET synchronous_commit TO {'on' if durability == 'full' else 'off'}")
-        connection.execute(_SCHEMA, prepare=False)  # it is several statements
+        connection.execute(_TABLE + raw_sqlite.INDEXES, prepare=False)  # it is several statements
         yield _RawDriver(connection)
-
-
-def _now_ms() -> int:
-    return time_ns() // 1_000_000

@@ -15,28 +15,30 @@ from time import time_ns
 
 from benchmarks.work import PROGRESS_TEXT, REQUEST_TEXT, RESULT_TEXT, Driver
 
-_SCHEMA = """
+_TABLE = """
 CREATE TABLE tasks (
     task_id TEXT PRIMARY KEY, owner TEXT NOT NULL, name TEXT, status TEXT NOT NULL, status_message TEXT,
     progress REAL, created_at INTEGER NOT NULL, last_updated_at INTEGER NOT NULL, finished_at INTEGER,
     expires_at INTEGER, request BLOB, result BLOB
 );
+"""
+INDEXES = """
 CREATE INDEX by_owner ON tasks (owner, created_at, task_id);
 CREATE INDEX by_expiry ON tasks (expires_at) WHERE finished_at IS NOT NULL;
 CREATE INDEX live ON tasks (owner) WHERE finished_at IS NULL;
 """
-_INSERT = (
+INSERT = (
     "INSERT INTO tasks (task_id, owner, name, status, created_at, last_updated_at, expires_at, request)"
     " VALUES (?, ?, 'report', 'working', ?, ?, ?, ?)"
 )
-_SELECT = (
+SELECT = (
     "SELECT task_id, owner, name, status, status_message, progress, created_at, last_updated_at, finished_at,"
     " expires_at FROM tasks WHERE task_id = ?"
 )
-_PROGRESS = "UPDATE tasks SET progress = ?, status_message = ?, last_updated_at = ? WHERE task_id = ?"
-_COMPLETE = "UPDATE tasks SET status = 'completed', result = ?, finished_at = ?, last_updated_at = ? WHERE task_id = ?"
-_OUTCOME = "SELECT status, result FROM tasks WHERE task_id = ?"
-_PAGE = _SELECT.replace("WHERE task_id = ?", "WHERE owner = 'client-0' ORDER BY created_at DESC, task_id DESC LIMIT 50")
+PROGRESS = "UPDATE tasks SET progress = ?, status_message = ?, last_updated_at = ? WHERE task_id = ?"
+COMPLETE = "UPDATE tasks SET status = 'completed', result = ?, finished_at = ?, last_updated_at = ? WHERE task_id = ?"
+OUTCOME = "SELECT status, result FROM tasks WHERE task_id = ?"
+_PAGE = SELECT.replace("WHERE task_id = ?", "WHERE owner = 'client-0' ORDER BY created_at DESC, task_id DESC LIMIT 50")
 _COPY = """
     WITH RECURSIVE numbers(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM numbers WHERE i < ?)
     INSERT INTO tasks SELECT
@@ -53,28 +55,26 @@ class _RawDriver(Driver[str]):
         self._connection = connection
 
     async def create(self, client: int) -> str:
-        now = _now_ms()
-        task_id = f"{now:012x}{token_hex(16)}"
-        request = json.dumps({"topic": REQUEST_TEXT}).encode()
+        row = new_row(client)
         with self._transaction():
-            self._connection.execute(_INSERT, (task_id, f"client-{client}", now, now, now + _HOUR_MS, request))
-        return task_id
+            self._connection.execute(INSERT, row)
+        return row[0]
 
     async def get(self, held: str) -> None:
-        if self._connection.execute(_SELECT, (held,)).fetchone() is None:
+        if self._connection.execute(SELECT, (held,)).fetchone() is None:
             raise LookupError(held)
 
     async def progress(self, held: str) -> None:
         with self._transaction():
-            self._connection.execute(_PROGRESS, (0.3, PROGRESS_TEXT, _now_ms(), held))
+            self._connection.execute(PROGRESS, (0.3, PROGRESS_TEXT, now_ms(), held))
 
     async def complete(self, held: str) -> None:
-        now = _now_ms()
+        now = now_ms()
         with self._transaction():
-            self._connection.execute(_COMPLETE, (json.dumps({"text": RESULT_TEXT}).encode(), now, now, held))
+            self._connection.execute(COMPLETE, (json.dumps({"text": RESULT_TEXT}).encode(), now, now, held))
 
     async def outcome(self, held: str) -> str:
-        status, result = self._connection.execute(_OUTCOME, (held,)).fetchone()
+        status, result = self._connection.execute(OUTCOME, (held,)).fetchone()
         if status != "completed":
             raise LookupError(f"The task is {status}.")
         return str(json.loads(result)["text"])
@@ -101,9 +101,17 @@ async def open_driver(place: str, durability: str) -> AsyncIterator[Driver[str]]
     with closing(sqlite3.connect(place, isolation_level=None)) as connection:
         connection.execute("PRAGMA journal_mode=WAL")
         connection.execute(f"PRAGMA synchronous={durability}")
-        connection.executescript(_SCHEMA)
+        connection.executescript(_TABLE + INDEXES)
         yield _RawDriver(connection)
 
 
-def _now_ms() -> int:
+def new_row(client: int) -> tuple[str, str, int, int, int, bytes]:
+    """Make the values that INSERT takes."""
+    now = now_ms()
+    request = json.dumps({"topic": REQUEST_TEXT}).encode()
+    return f"{now:012x}{token_hex(16)}", f"client-{client}", now, now, now + _HOUR_MS, request
+
+
+def now_ms() -> int:
+    """Return the present, in milliseconds UTC."""
     return time_ns() // 1_000_000
