@@ -33,6 +33,7 @@ T = TypeVar("T")
 logger = logging.getLogger("taskstore")
 
 PROGRESS_INTERVAL = timedelta(milliseconds=250)
+# Work that is over in a moment needs no eye on other processes, which costs more than such work does.
 _WATCH_AFTER = timedelta(milliseconds=100)
 _OUTAGE_PAUSE = timedelta(seconds=1)
 
@@ -333,7 +334,6 @@ class TaskHandle:
             await self._write(partial(operations.withdraw, fence=self._fence, keys=keys, call=call))
 
     async def __aenter__(self) -> Self:
-        # Work that is over in a moment needs no eye on other processes, which costs more than such work does.
         self._watch = asyncio.get_running_loop().call_later(
             _WATCH_AFTER.total_seconds(), lambda: self._keep(self.wait_cancelled())
         )
@@ -445,7 +445,6 @@ class TaskHandle:
         unit = partial(operations.check_fence, fence=self._fence)
         with self._host.waiting.waiter(self.task_id) as waiter:
             waiter.version = self._version
-            # Work that is over in a moment needs no eye on other processes, which costs more than such work does.
             blind = self._watch_from - self._host.clock.monotonic()
             if blind > 0:
                 await asyncio.wait({asyncio.wrap_future(waiter.next_change())}, timeout=blind)
