@@ -119,10 +119,11 @@ async def measure(driver: DriverModule, durability: str, order: Order) -> Measur
 
 async def _repeat(
     operation: Operation, client: int, *, operations: int | None = None, until: float = 0.0
-) -> list[list[float]]:
-    done: list[list[float]] = []
+) -> list[tuple[float, ...]]:
+    # Tuples of numbers are none of the garbage collector's business; lists would cost whoever does the most work most.
+    done: list[tuple[float, ...]] = []
     while len(done) < operations if operations is not None else perf_counter() < until:
-        done.append(await operation(client))
+        done.append(tuple(await operation(client)))
         # A driver that never waits (raw-sqlite) would keep the others from their turn.
         await asyncio.sleep(0)
     return done
