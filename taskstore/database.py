@@ -14,7 +14,7 @@ import random
 import re
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
@@ -128,10 +128,14 @@ class Database:
         self._check_process()
         return self._reader.submit(unit, snapshot=snapshot)
 
-    def write_soon(self, unit: Unit[T]) -> "asyncio.Future[T]":
-        """Hand a unit to the writer, for a coroutine to await; what one turn of its loop submits travels together."""
+    def write_soon(self, unit: Unit[T], *, undo: Callable[[T], None] | None = None) -> "asyncio.Future[T]":
+        """Hand a unit to the writer, for a coroutine to await; what one turn of its loop submits travels together.
+
+        Args:
+            undo: Called on the loop with the unit's value if its caller gives up too late to stop it.
+        """
         self._check_process()
-        return self._writer.submit_soon(unit, snapshot=False)
+        return self._writer.submit_soon(unit, snapshot=False, undo=undo)
 
     def read_soon(self, unit: Unit[T], *, snapshot: bool = False) -> "asyncio.Future[T]":
         """Hand a unit that only reads to a reader, for a coroutine to await; arguments as of ``read``."""

@@ -53,9 +53,11 @@ class _Blocking(Submission[T]):
 class _Awaited(Submission[T]):
     """Its caller is a coroutine."""
 
-    def __init__(self, unit: Unit[T], snapshot: bool, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self, unit: Unit[T], snapshot: bool, loop: asyncio.AbstractEventLoop, undo: Callable[[T], None] | None
+    ) -> None:
         super().__init__(unit, snapshot)
-        self.loop = loop
+        self.loop, self.undo = loop, undo
         self.future: asyncio.Future[T] = loop.create_future()
 
     def begin(self) -> bool:
@@ -64,9 +66,10 @@ class _Awaited(Submission[T]):
 
     def tell(self) -> None:
         """Tell the caller how it ended; on its loop."""
-        if self.future.done():
-            return  # given up meanwhile
-        if self.error is not None:
+        if self.future.done():  # given up meanwhile
+            if self.undo is not None and self.error is None:
+                self.undo(cast(T, self.value))
+        elif self.error is not None:
             self.future.set_exception(self.error)
         else:
             self.future.set_result(cast(T, self.value))
@@ -110,8 +113,13 @@ class Lane:
             raise closed_error()
         return submission.future
 
-    def submit_soon(self, unit: Unit[T], *, snapshot: bool) -> "asyncio.Future[T]":
+    def submit_soon(
+        self, unit: Unit[T], *, snapshot: bool, undo: Callable[[T], None] | None = None
+    ) -> "asyncio.Future[T]":
         """Take a unit of a coroutine; those of one turn of its loop are handed over together.
+
+        Args:
+            undo: Called on the loop with the value of a unit whose caller gave up when it had begun.
 
         Raises:
             DatabaseUnavailableError: The lane is closed.
@@ -119,7 +127,7 @@ class Lane:
         if not self._open:
             raise closed_error()
         loop = asyncio.get_running_loop()
-        submission = _Awaited(unit, snapshot, loop)
+        submission = _Awaited(unit, snapshot, loop, undo)
         gathered = self._gathered.get(loop)
         if gathered is None:
             self._gathered[loop] = [submission]

@@ -146,22 +146,13 @@ class _Parts:
             await asyncio.to_thread(self.instance.beat)
 
     async def take(self, unit: Callable[[Transaction], T], *, undo: Callable[[T], None]) -> T:
-        """Run a unit that gives this process a task; undo that if the caller is gone, as nobody will ever run it.
+        """Run a unit that gives this process a task; undo that if the caller is gone, as nobody will ever run it."""
 
-        Shielded, since a caller that is cancelled cannot tell whether its unit had begun.
-        """
-        taking = self.database.write_soon(unit)
+        def undo_if_open(value: T) -> None:
+            with suppress(DatabaseUnavailableError):  # closed: the hand-over has decided over it
+                undo(value)
 
-        def undo_if_done(taking: "asyncio.Future[T]") -> None:
-            if not taking.cancelled() and taking.exception() is None:
-                with suppress(DatabaseUnavailableError):  # closed: the hand-over has decided over it
-                    undo(taking.result())
-
-        try:
-            return await asyncio.shield(taking)
-        except asyncio.CancelledError:
-            taking.add_done_callback(undo_if_done)
-            raise
+        return await self.database.write_soon(unit, undo=undo_if_open)
 
     def cancel_created(self, task: Task | Refused) -> None:
         if isinstance(task, Task) and not task.existing:

@@ -48,6 +48,30 @@ async def test_a_cancelled_create_leaves_no_live_task_and_no_used_key(store):
     assert not store._parts.held  # which is set only when a create is heard of
 
 
+async def test_a_create_that_is_cancelled_before_its_turn_makes_no_task(store):
+    """Behind a slow writer callers give up by the hundred; their tasks would be made only to be cancelled."""
+    reached, go_on = threading.Event(), threading.Event()
+
+    def occupy(transaction):
+        reached.set()
+        go_on.wait(10)
+
+    occupied = store._parts.database.write_soon(occupy)
+    await asyncio.to_thread(reached.wait, 10)
+    creating = asyncio.create_task(store.create_task(auth=ALICE))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    creating.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await creating
+    go_on.set()
+    await occupied
+    await store.create_task(auth=ALICE)  # whatever was handed over before it has been decided
+
+    assert len((await store.list_tasks(auth=ALICE)).tasks) == 1
+    assert not store._parts.taken
+
+
 async def test_a_task_that_its_process_holds_no_more_is_failed_as_abandoned(store):
     """An outage may swallow a last write; the process lives on, so no other one would ever judge the task."""
     kept, lost = await store.create_task(auth=ALICE), await store.create_task(auth=ALICE)
