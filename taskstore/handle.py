@@ -63,18 +63,17 @@ class HandleHost(Protocol):
 
 @dataclass(slots=True)
 class _Said:
-    """All that the tool has said about its progress so far."""
+    """All that the tool has said about its progress so far; ``message`` is encoded."""
 
     value: float | None = None
     total: float | None = None
-    message: str | None = None
+    message: bytes | None = None
 
-    def sealed(self, rules: Rules, task_id: str, message: str | None = None) -> Progress:
-        text = self.message if message is None else message
-        if text is None:
+    def sealed(self, rules: Rules, task_id: str, last_message: bytes | None = None) -> Progress:
+        message = last_message or self.message
+        if message is None:
             return Progress(self.value, self.total)
-        encoded = rules.encode(text, "$.message")
-        return Progress(self.value, self.total, rules.cipher.seal(encoded, "tasks", "status_message", task_id))
+        return Progress(self.value, self.total, rules.cipher.seal(message, "tasks", "status_message", task_id))
 
 
 class TaskHandle:
@@ -153,8 +152,7 @@ class TaskHandle:
                 payload.check_number(number, name)
         payload.check_type(message, str | None, "message")
         if message is not None:
-            self._host.rules.encode(message, "$.message")
-            self._said.message = message
+            self._said.message = self._host.rules.encode(message, "$.message")
         if total is not None:
             self._said.total = float(total)
         if value is not None and (self._said.value is None or value > self._said.value):
@@ -208,7 +206,7 @@ class TaskHandle:
             partial(
                 operations.fail,
                 fence=self._fence,
-                said=self._said.sealed(self._host.rules, self.task_id, message),
+                said=self._said.sealed(self._host.rules, self.task_id, self._host.rules.encode(message, "$.message")),
                 error=self._host.rules.cipher.seal(encoded, "tasks", "error", self.task_id),
                 outcome_digest=self._host.binding.outcome_digest("failed", encoded),
                 call=self._host.operator_call(),
