@@ -509,6 +509,9 @@ class _Transaction:
         if self._combines:
             heard = {"channel": self._compiler.channel, "notice": notice(str(params["task_id"]))}
             row = self.row(change.combined, {**params, **heard})
+        elif change.inserts:
+            self.execute(change.bare, params)
+            row = {**params}  # it is stored as it was given: nothing has to come back
         else:
             row = self.row(change.write, params)
         if row is None:

@@ -396,14 +396,14 @@ class TaskHandle:
         self._host.let_go(self._fence)
         return task
 
-    async def _write(self, unit: Callable[[Transaction], Task | Refused]) -> Task:
+    async def _write(self, unit: Callable[[Transaction], T | Refused]) -> T:
         try:
-            task = await self._host.write_unit(unit)
+            value = await self._host.write_unit(unit)
         except (LeaseLostError, TaskFinishedError, TaskNotFoundError):
             self.stop_work()
             raise
         self._host.waiting.notify(self.task_id)
-        return task
+        return value
 
     async def _save_progress(self) -> None:
         self._saving, self._unsaved = True, False

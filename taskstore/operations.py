@@ -519,13 +519,12 @@ def _not_found(transaction: Transaction, task_id: str, call: Call) -> Refused:
 # --- what a handle may do
 
 
-def report_progress(transaction: Transaction, fence: Fence, said: Progress, *, call: Call) -> Task | Refused:
+def report_progress(transaction: Transaction, fence: Fence, said: Progress, *, call: Call) -> Refused | None:
     """Store progress; it never goes down within an attempt."""
-    row = transaction.row(statements.PROGRESS, {**call.held(fence), **said.params})
-    if row is None:
+    if not transaction.execute(statements.PROGRESS, {**call.held(fence), **said.params}):
         return _refusal(transaction, fence, call, TaskStatus.WORKING)
     transaction.notify(fence.task_id)
-    return task_of(row, call)
+    return None
 
 
 def complete(
@@ -641,22 +640,30 @@ def _change_held(
     row = transaction.change(change, {**call.held(fence), **params})
     if row is not None:
         return task_of(row, call)
-    return _refusal(transaction, fence, call, requested, params.get("outcome_digest"))
+    stands = _standing(transaction, fence, call)
+    if isinstance(stands, Refused):
+        return stands
+    if "outcome_digest" in params and stands["outcome_digest"] == params["outcome_digest"]:
+        return task_of(stands, call)
+    return _refused_by(stands, call, requested)
 
 
-def _refusal(
-    transaction: Transaction, fence: Fence, call: Call, requested: TaskStatus, outcome_digest: object = None
-) -> Task | Refused:
+def _refusal(transaction: Transaction, fence: Fence, call: Call, requested: TaskStatus) -> Refused:
     """Find out why a handle's write touched no row: not found, then lease lost, then finished."""
+    stands = _standing(transaction, fence, call)
+    return stands if isinstance(stands, Refused) else _refused_by(stands, call, requested)
+
+
+def _standing(transaction: Transaction, fence: Fence, call: Call) -> Row | Refused:
     end_if_due(transaction, fence.task_id, call=call)
     row = transaction.row(statements.OPERATOR_GET, call.about(fence.task_id))
     if row is None:
         return Refused(TaskNotFoundError(fence.task_id))
-    if _is_lost(row, fence):
-        return Refused(LeaseLostError(fence.task_id))
+    return Refused(LeaseLostError(fence.task_id)) if _is_lost(row, fence) else row
+
+
+def _refused_by(row: Row, call: Call, requested: TaskStatus) -> Refused:
     task = task_of(row, call)
-    if outcome_digest is not None and row["outcome_digest"] == outcome_digest:
-        return task
     error = TaskFinishedError if task.is_finished else IllegalTransitionError
     return Refused(error(task, requested))
 

@@ -108,6 +108,11 @@ class Change:
     reason: ReasonCode | None
     bare: Insert | Update
 
+    @property
+    def inserts(self) -> bool:
+        """Whether the task is a new one, of which every column is a parameter."""
+        return isinstance(self.bare, Insert)
+
     @cached_property
     def write(self) -> ReturningInsert[Any] | ReturningUpdate[Any]:
         """The write alone, returning TASK_COLUMNS; EVENT takes its values from there."""
@@ -312,7 +317,6 @@ PROGRESS = (
     update(tasks)
     .where(_THIS, _FENCE, _NOT_DUE, _one_of(LIVE))
     .values(last_updated_at=_NOW, version=tasks.c.version + 1, **_said())
-    .returning(*TASK_COLUMNS)
 )
 
 # --- reads of tasks
