@@ -765,8 +765,16 @@ async def _read_task(parts: _Parts, task_id: str, call: Call) -> Task:
 
 async def _read_details(parts: _Parts, task_id: str, call: Call) -> TaskDetails:
     unit = partial(operations.get_details, task_id=_checked(task_id), call=call)
-    details = await parts.read_row(unit, call, snapshot=True)
-    return await parts.read_row(unit, call, snapshot=True) if await _end_due(parts, call, details.task) else details
+
+    async def read() -> TaskDetails:
+        details = await parts.read_row(unit, call)
+        # One statement is a snapshot by itself; the questions of a task that waits for input take a second one.
+        if details.task.status is TaskStatus.INPUT_REQUIRED:
+            details = await parts.read_row(unit, call, snapshot=True)
+        return details
+
+    details = await read()
+    return await read() if await _end_due(parts, call, details.task) else details
 
 
 async def _end_due(parts: _Parts, call: Call, *tasks: Task) -> bool:
