@@ -216,17 +216,17 @@ class Progress:
 # --- rows to records
 
 
-_EPOCH = datetime.fromtimestamp(0, UTC)
+_EPOCH, _MILLISECOND = datetime.fromtimestamp(0, UTC), timedelta(milliseconds=1)
 
 
 def instant(ms: int) -> datetime:
     """Turn milliseconds UTC into an aware datetime."""
-    return _EPOCH + timedelta(milliseconds=ms)
+    return _EPOCH + ms * _MILLISECOND
 
 
 def milliseconds(at: datetime) -> int:
     """Turn an aware datetime into milliseconds UTC."""
-    return (at - _EPOCH) // timedelta(milliseconds=1)
+    return (at - _EPOCH) // _MILLISECOND
 
 
 def _optional_instant(ms: int | None) -> datetime | None:
@@ -234,7 +234,7 @@ def _optional_instant(ms: int | None) -> datetime | None:
 
 
 def _optional_span(ms: int | None) -> timedelta | None:
-    return None if ms is None else timedelta(milliseconds=ms)
+    return None if ms is None else ms * _MILLISECOND
 
 
 def ends_at_ttl(owner_kind: OwnerKind, rules: Rules) -> bool:

@@ -112,9 +112,14 @@ def check_text(value: str, what: str) -> str:
 
 def _refusal(value: object, depth: int) -> tuple[str, str] | None:
     """Find what cannot be stored: the path to it and the problem, or None."""
-    if value is None or isinstance(value, str | int | float):
-        problem = _scalar_problem(value)
-        return None if problem is None else ("", problem)
+    # Every value is looked at, so the commonest ones come first, and no union is built on the way.
+    if isinstance(value, str):
+        return ("", "it contains a lone surrogate") if _has_lone_surrogate(value) else None
+    if isinstance(value, int):  # a larger one could be written, and never be read again
+        readable = value.bit_length() <= _LARGEST_INTEGER_BITS
+        return None if readable else ("", "it is an integer of more than 4,000 digits")
+    if value is None or isinstance(value, float):
+        return None if value is None or math.isfinite(value) else ("", f"JSON has no {value}")
     if depth == MAX_DEPTH:
         return "", f"it is nested deeper than {MAX_DEPTH} levels"
     if isinstance(value, Mapping):
@@ -126,7 +131,7 @@ def _refusal(value: object, depth: int) -> tuple[str, str] | None:
             if (found := _refusal(item, depth + 1)) is not None:
                 return f".{key}{found[0]}", found[1]
         return None
-    if isinstance(value, list | tuple):
+    if isinstance(value, (list, tuple)):
         for position, item in enumerate(value):
             if (found := _refusal(item, depth + 1)) is not None:
                 return f"[{position}]{found[0]}", found[1]
@@ -156,17 +161,6 @@ def _repaired(value: Any, depth: int) -> Any:
 def _well_formed(text: str) -> str:
     # By way of UTF-16, the two halves of one character find together; only those without the other one are lost.
     return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
-
-
-def _scalar_problem(value: object) -> str | None:
-    match value:
-        case str() if _has_lone_surrogate(value):
-            return "it contains a lone surrogate"
-        case float() if not math.isfinite(value):
-            return f"JSON has no {value}"
-        case int() if value.bit_length() > _LARGEST_INTEGER_BITS:  # it could be written, and never be read again
-            return "it is an integer of more than 4,000 digits"
-    return None
 
 
 def _has_lone_surrogate(text: str) -> bool:
