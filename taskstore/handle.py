@@ -277,6 +277,8 @@ class TaskHandle:
             ValueError: The task is external; no process of ours holds it.
         """
         self._check_held("there is nothing to hand over")
+        if self._unsaved:
+            await self._save_progress()  # the next attempt, or the verdict, tells how far this one came
         return await self._finish(partial(operations.hand_over, fence=self._fence, call=self._host.operator_call()))
 
     def _check_held(self, remedy: str) -> None:

@@ -180,6 +180,18 @@ async def test_a_server_that_stops_in_good_order_queues_at_once_and_counts_no_cr
     assert (events[-1].kind, events[-1].reason) == (EventKind.QUEUED, ReasonCode.SERVER_STOPPED)
 
 
+async def test_a_report_that_was_held_back_goes_with_the_task_that_is_handed_over(store):
+    """Whoever runs it next, and whoever asks meanwhile, should know how far it came."""
+    task = await store.create_task(auth=ALICE, name="index", on_crash=OnCrash.RETRY)
+    handle = store.handle(task)
+    await handle.progress(1, total=10)
+    await handle.progress(7)
+
+    queued = await handle.hand_over()
+
+    assert (queued.progress, queued.progress_total) == (7, 10)
+
+
 async def test_a_handle_can_hand_its_task_over_by_itself(store):
     kept, lost = [
         await store.create_task(auth=ALICE, name="index", on_crash=policy) for policy in (OnCrash.RETRY, OnCrash.FAIL)
