@@ -254,7 +254,8 @@ async def test_a_stop_in_the_middle_of_a_sweep_leaves_the_rest_to_the_next(datab
 
     Case 49, agronholm/apscheduler#632, #985: "cannot schedule new futures" and tracebacks at the end of a process.
     """
-    total = await fill_with_expired(database_url, 20_000)
+    # So many that whoever wants the lock gets it between two batches, however busy the machine is.
+    total = await fill_with_expired(database_url, 40_000)
     with process(STOPPED, database_url) as server:
         wait_until(lambda: count_tasks(database_url) < total, "a first batch")
         with write_lock(database_url):  # the sweep stands still, and has more to do
