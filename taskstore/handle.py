@@ -306,7 +306,8 @@ class TaskHandle:
         unit = partial(operations.read_answers, fence=self._fence, keys=keys)
         with self._host.waiting.waiter(self.task_id) as waiter:
             while True:
-                change, call = waiter.next_change(), self._host.operator_call()
+                waiter.watch()
+                call = self._host.operator_call()
                 # What stops the work during the look may not be in it; that wakes this waiter, to look again.
                 lost = self._stop_work
                 try:
@@ -325,7 +326,7 @@ class TaskHandle:
                     await self._end_due(call)
                     continue
                 waiter.version = task.version
-                await asyncio.wait({asyncio.wrap_future(change)}, timeout=operations.seconds_to_ttl(task, call))
+                await waiter.wait(operations.seconds_to_ttl(task, call))
 
     async def _withdraw(self, keys: frozenset[str], asking: "asyncio.Task[Task]") -> None:
         with suppress(TaskStoreError):  # never asked, or finished meanwhile, or lost
@@ -447,9 +448,10 @@ class TaskHandle:
             waiter.version = self._version
             blind = self._watch_from - self._host.clock.monotonic()
             if blind > 0:
-                await asyncio.wait({asyncio.wrap_future(waiter.next_change())}, timeout=blind)
+                waiter.watch()
+                await waiter.wait(blind)
             while not (self._finished or self._stop_work):
-                change = waiter.next_change()
+                waiter.watch()
                 call = self._host.operator_call()
                 task = await self._host.read_unit(partial(unit, call=call))
                 if task.is_finished or self._stop_work:
@@ -459,8 +461,7 @@ class TaskHandle:
                     continue
                 waiter.version = task.version
                 # Nobody may write anything at the ttl, and so nobody would wake this.
-                pause = operations.seconds_to_ttl(task, call)
-                await asyncio.wait({asyncio.wrap_future(change)}, timeout=pause)
+                await waiter.wait(operations.seconds_to_ttl(task, call))
 
     async def _end_due(self, call: Call) -> None:
         """Fail the task, whose ttl has passed; the next look finds it finished."""

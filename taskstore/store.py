@@ -81,7 +81,6 @@ class _Parts:
         self.waiting = Waiting(database)
         self.recovery = Recovery(database, options, on_change=self.waiting.notify)
         self.turn = UpkeepTurn(database, options.clock)
-        self.queue = self.waiting.apart()
         self.held: dict[str, Fence] = {}
         self.taken = Counter[str]()  # how many callers are about to hear whether they hold a task
         self.handles: dict[str, TaskHandle] = {}
@@ -224,14 +223,14 @@ class _Parts:
 
         def wake(batch: Sequence[Decided]) -> None:
             if any(each.owner_kind is OwnerKind.QUEUED for each in batch):
-                self.queue.wake()
+                self.waiting.notify_of_work()
 
         self.recovery.recover_in_batches(self.writer, wake)
 
     def recover(self) -> RecoveryReport:
         report = self.recovery.recover(self.writer)
         if report.queued:
-            self.queue.wake()
+            self.waiting.notify_of_work()
         return report
 
     def close(self) -> None:
@@ -458,7 +457,7 @@ class TaskStore:
         await parts.requestor(auth)
         with parts.waiting.waiter(_checked(task_id)) as waiter:
             while True:
-                change = waiter.next_change()
+                waiter.watch()
                 call = parts.call(auth)
                 task = await _read_task(parts, task_id, call)
                 left = None if ends is None else ends - loop.time()
@@ -467,7 +466,7 @@ class TaskStore:
                     return task
                 waiter.version = task.version
                 pause = _sooner(left, operations.seconds_to_ttl(task, call))
-                await asyncio.wait({asyncio.wrap_future(change)}, timeout=pause)
+                await waiter.wait(pause)
 
     async def list_tasks(
         self,
@@ -536,7 +535,7 @@ class TaskStore:
         task = await parts.write_unit(unit, call)
         parts.waiting.notify(task_id)
         if task.owner_kind is OwnerKind.QUEUED:
-            parts.queue.wake()
+            parts.waiting.notify_of_work()
         return task
 
     async def delete_task(self, task_id: str, *, auth: AuthContext | None) -> None:
@@ -598,14 +597,15 @@ class TaskStore:
         if not parts.writer:
             raise RuntimeError("An observer runs nothing; claim tasks with a store from TaskStore.open().")
         ends = loop.time() + timeout.total_seconds()
-        while True:
-            queued = parts.queue.next_change()
-            claim = await _claim_one(parts, frozenset(names))
-            left = ends - loop.time()
-            if claim is not None or left <= 0:
-                return claim
-            # What another process queues is found by asking again.
-            await asyncio.wait({asyncio.wrap_future(queued)}, timeout=min(left, _CLAIM_INTERVAL.total_seconds()))
+        with parts.waiting.waiter_for_work() as waiter:
+            while True:
+                waiter.watch()
+                claim = await _claim_one(parts, frozenset(names))
+                left = ends - loop.time()
+                if claim is not None or left <= 0:
+                    return claim
+                # What another process queues is found by asking again.
+                await waiter.wait(min(left, _CLAIM_INTERVAL.total_seconds()))
 
     async def recover(self) -> RecoveryReport:
         """Decide over the live tasks of dead processes; opening did it, and the upkeep goes on doing it."""

@@ -3,13 +3,14 @@
 No connection is held for a waiter. The thread and its one connection serve all of them, and only while somebody waits.
 """
 
+import asyncio
+import itertools
 import json
 import logging
 import threading
 from collections import defaultdict
 from collections.abc import Iterator
-from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 
 from taskstore import statements
@@ -28,32 +29,55 @@ RETRY = timedelta(seconds=1)
 
 
 class Waiter:
-    """One who waits for the next change of a task after the version last seen."""
+    """One who waits, on one event loop, for the next change of a task after the version last seen."""
 
     def __init__(self, closed: threading.Event) -> None:
         self.version = 0
-        self._closed = closed
-        self._lock = threading.Lock()
-        self._woken: Future[None] = Future()
+        self._closed, self._loop = closed, asyncio.get_running_loop()
+        self._woken = False
+        self._waiting: asyncio.Future[None] | None = None
 
-    def next_change(self) -> "Future[None]":
-        """Return a future that is done at the next wake-up; take it before reading the task, so that none is lost.
+    def watch(self) -> None:
+        """Heed wake-ups from here on; call it before reading the task, so that none is lost.
 
         Raises:
             DatabaseUnavailableError: The store is closed: there is nothing more to wait for.
         """
         if self._closed.is_set():
             raise DatabaseUnavailableError("The store was closed while a task was waited for.")
-        with self._lock:
-            if self._woken.done():
-                self._woken = Future()
-            return self._woken
+        self._woken = False
+
+    async def wait(self, timeout: float | None) -> None:
+        """Wait until woken since ``watch()``, or for so many seconds; None is for ever."""
+        if self._woken:
+            return
+        # A concurrent future, wrapped for the loop, is a ring of closures that keeps the whole request of a tool call
+        # until the garbage collector comes by: that cost more than all else about a short task.
+        self._waiting = self._loop.create_future()
+        timer = None if timeout is None else self._loop.call_later(timeout, self._wake_here)
+        try:
+            await self._waiting
+        finally:
+            self._waiting = None
+            if timer is not None:
+                timer.cancel()
 
     def wake(self) -> None:
-        """Wake up; a wake-up without a change is harmless, since the waiter reads again."""
-        with self._lock:
-            if not self._woken.done():
-                self._woken.set_result(None)
+        """Wake up, from any thread; a wake-up without a change is harmless, since the waiter reads again."""
+        try:
+            here: asyncio.AbstractEventLoop | None = asyncio.get_running_loop()
+        except RuntimeError:
+            here = None
+        if here is self._loop:
+            self._wake_here()
+        else:
+            with suppress(RuntimeError):  # the loop was closed meanwhile: nobody waits any more
+                self._loop.call_soon_threadsafe(self._wake_here)
+
+    def _wake_here(self) -> None:
+        self._woken = True
+        if self._waiting is not None and not self._waiting.done():
+            self._waiting.set_result(None)
 
 
 class Waiting:
@@ -63,7 +87,7 @@ class Waiting:
         self._database = database
         self._waiters: dict[str, set[Waiter]] = defaultdict(set)
         self._noticed: dict[str, str] = {}
-        self._apart: list[Waiter] = []
+        self._for_work: set[Waiter] = set()
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._poll: threading.Thread | None = None
@@ -76,10 +100,10 @@ class Waiting:
     @contextmanager
     def waiter(self, task_id: str) -> Iterator[Waiter]:
         """Count as a waiter for a task while inside."""
-        waiter = Waiter(self._stop)
+        waiter, noticed = Waiter(self._stop), notice(task_id)
         with self._lock:
             self._waiters[task_id].add(waiter)
-            self._noticed[notice(task_id)] = task_id
+            self._noticed[noticed] = task_id
             if self._database.shared and self._poll is None and not self._stop.is_set():
                 self._poll = threading.Thread(target=self._run, name="taskstore-poll", daemon=True)
                 self._poll.start()
@@ -89,14 +113,19 @@ class Waiting:
             with self._lock:
                 self._waiters[task_id].discard(waiter)
                 if not self._waiters[task_id]:
-                    del self._waiters[task_id], self._noticed[notice(task_id)]
+                    del self._waiters[task_id], self._noticed[noticed]
 
-    def apart(self) -> Waiter:
-        """Make a waiter for what is no task; whoever knows of it wakes it."""
+    @contextmanager
+    def waiter_for_work(self) -> Iterator[Waiter]:
+        """Count as a waiter for queued tasks while inside."""
         waiter = Waiter(self._stop)
         with self._lock:
-            self._apart.append(waiter)
-        return waiter
+            self._for_work.add(waiter)
+        try:
+            yield waiter
+        finally:
+            with self._lock:
+                self._for_work.discard(waiter)
 
     def notify(self, task_id: str) -> None:
         """Wake every waiter of a task; call it after COMMIT."""
@@ -105,11 +134,18 @@ class Waiting:
         for waiter in waiters:
             waiter.wake()
 
+    def notify_of_work(self) -> None:
+        """Wake whoever waits for queued tasks; call it after COMMIT."""
+        with self._lock:
+            waiters = list(self._for_work)
+        for waiter in waiters:
+            waiter.wake()
+
     def close(self) -> None:
         """Stop polling and wake everybody, who then learn that the store is closed."""
         self._stop.set()
         with self._lock:
-            poll, waiters = self._poll, [*self._apart, *(waiter for each in self._waiters.values() for waiter in each)]
+            poll, waiters = self._poll, [*self._for_work, *itertools.chain(*self._waiters.values())]
         for waiter in waiters:
             waiter.wake()
         if poll is not None:
