@@ -76,9 +76,10 @@ def task_session(
     creator: LegacyClient | None,
 ) -> ServerSession:
     """Make the session of a tool inside a task, for the client that called it, or its JSON."""
-    channel = _TaskChannel(handle, request_id, creator)
-    channel.connection = Connection.from_envelope(protocol_version, client_info, capabilities, outbound=channel)
-    return ServerSession(channel, channel.connection)
+    channel = _TaskChannel(handle, request_id, creator, protocol_version)
+    connection = Connection.from_envelope(protocol_version, client_info, capabilities, outbound=channel)
+    channel.capabilities = connection.client_capabilities
+    return ServerSession(channel, connection)
 
 
 async def run_tool(
@@ -211,7 +212,10 @@ class _TaskChannel:
     handle: TaskHandle
     request_id: RequestId | None
     creator: LegacyClient | None
-    connection: Connection = field(init=False)
+    protocol_version: str
+    # Of the connection, which holds this channel; the channel must not hold it in turn, or each call would leave a ring
+    # of objects to the garbage collector.
+    capabilities: ClientCapabilities | None = field(init=False, default=None)
     transport: TransportContext = field(default_factory=lambda: TransportContext(kind="task", can_send_request=True))
     message_metadata: MessageMetadata = None
     cancel_requested: anyio.Event = field(default_factory=anyio.Event)
@@ -251,7 +255,7 @@ class _TaskChannel:
         if params is not None:
             request["params"] = dict(params)
         name = method.partition("/")[0]
-        asked = input_requests({name: request}, self.connection.client_capabilities, self.connection.protocol_version)
+        asked = input_requests({name: request}, self.capabilities, self.protocol_version)
         try:
             async with asyncio.timeout((opts or {}).get("timeout")):
                 answers: Mapping[str, Any] = await self.handle.ask(asked)

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -294,6 +295,28 @@ class FastMCPTokens(TokenVerifier):
 def fastmcp_authorization() -> dict[str, Any]:
     """Keywords that make a ``FastMCP`` server demand a bearer token, which is the user's name."""
     return {"auth": FastMCPTokens()}
+
+
+@contextlib.contextmanager
+def _garbage() -> Iterator[list[object]]:
+    left: list[object] = []
+    gc.collect()
+    gc.disable()
+    gc.set_debug(gc.DEBUG_SAVEALL)
+    try:
+        yield left
+        gc.collect()
+        left += [each for each in gc.garbage if type(each).__module__.startswith("taskstore.")]
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+        gc.enable()
+
+
+@pytest.fixture
+def garbage() -> Callable[[], contextlib.AbstractContextManager[list[object]]]:
+    """Find objects of ours that only the garbage collector can free: ``with garbage() as left``; full at the end."""
+    return _garbage
 
 
 @contextlib.contextmanager
