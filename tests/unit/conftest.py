@@ -1,4 +1,4 @@
-"""Fixtures of the unit tests: an open Database, and URLs for tests that concern one backend alone."""
+"""Fixtures of the unit tests: an open Database, and a URL for tests that concern SQLite alone."""
 
 import shutil
 from collections.abc import Iterator
@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from taskstore.database import Database
-from taskstore.testing import PostgresServer
 
 
 @pytest.fixture
@@ -23,11 +22,3 @@ def sqlite_url(sqlite_template: Path, tmp_path: Path) -> str:
     """URL of a migrated SQLite file that no other test sees."""
     shutil.copyfile(sqlite_template, tmp_path / "tasks.db")
     return f"sqlite:///{tmp_path / 'tasks.db'}"
-
-
-@pytest.fixture
-def postgres_url(postgres_server: PostgresServer, postgres_template: str) -> Iterator[str]:
-    """URL of a migrated PostgreSQL database that no other test sees."""
-    url = postgres_server.create_database(template=postgres_template)
-    yield url
-    postgres_server.drop_database(url)

@@ -1,8 +1,9 @@
-"""A relay between psycopg and a PostgreSQL server that cuts connections at a chosen message."""
+"""A relay between psycopg and a PostgreSQL server that holds messages up, or cuts connections at a chosen one."""
 
 import socket
 import threading
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from enum import Enum
 from types import TracebackType
 from typing import Self
@@ -27,6 +28,7 @@ class Proxy:
 
     Attributes:
         cuts: How many connections were cut at a message so far.
+        held_up: How many connections have a message on the way to the server that is held up.
     """
 
     def __init__(self, url: str) -> None:
@@ -40,7 +42,9 @@ class Proxy:
         self._armed: list[Cut] = []
         self._message, self._after, self._skip = b"", b"", 0
         self._held: tuple[_Link, bytes] | None = None
-        self.cuts = 0
+        self._flows = threading.Event()
+        self._flows.set()
+        self.cuts = self.held_up = 0
 
     def __enter__(self) -> Self:
         self._accept()
@@ -65,6 +69,15 @@ class Proxy:
     def disarm(self) -> None:
         """Take back what has not been cut yet."""
         self.cut()
+
+    @contextmanager
+    def hold_up(self) -> Iterator[None]:
+        """Pass no message on to the server while inside; afterwards all of them, as a network that was congested."""
+        self._flows.clear()
+        try:
+            yield
+        finally:
+            self._flows.set()
 
     def cut_all(self) -> None:
         """Cut every connection there is, whatever it is doing; new ones are accepted."""
@@ -116,6 +129,12 @@ class Proxy:
 
     def from_client(self, link: "_Link", chunk: bytes) -> bool:
         """Pass on what a client sent; tell whether its connection goes on."""
+        if not self._flows.is_set():
+            with self._lock:
+                self.held_up += 1
+            self._flows.wait()
+            with self._lock:
+                self.held_up -= 1
         if BEGIN_TO_WRITE in chunk:
             with self._lock:
                 held, self._held = self._held, None
