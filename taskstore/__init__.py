@@ -28,6 +28,7 @@ from taskstore.sync import SyncOperatorView, SyncTaskHandle, SyncTaskStore
 from taskstore.task import (
     Claim,
     EventKind,
+    FailingJob,
     Health,
     OnCrash,
     Outcome,
@@ -54,6 +55,7 @@ __all__ = [
     "Clock",
     "DatabaseUnavailableError",
     "EventKind",
+    "FailingJob",
     "Health",
     "IdempotencyConflictError",
     "IllegalTransitionError",

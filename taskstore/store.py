@@ -85,7 +85,7 @@ class _Parts:
         self.taken = Counter[str]()  # how many callers are about to hear whether they hold a task
         self.handles: dict[str, TaskHandle] = {}
         self.instance: Instance | None = None
-        self.scheduler = MaintenanceScheduler()
+        self.scheduler = MaintenanceScheduler(self.clock)
         self._unheld: set[Fence] = set()
         self.rate = _Rate(options.clock, options.limits.reads_per_minute)
 
@@ -745,6 +745,7 @@ class OperatorView:
                 row["held"] for row in held_by if verdicts.get(row["instance_id"], Verdict.DEAD) is Verdict.DEAD
             ),
             instances=sum(verdict is not Verdict.DEAD for verdict in verdicts.values()),
+            failing=parts.scheduler.failing,
             **counts,
         )
 

@@ -222,8 +222,28 @@ class RotationReport(_Record):
     resealed: int = 0
 
 
+class FailingJob(_Record):
+    """A job of this process's upkeep that did not finish the last time; it is run again at its next turn.
+
+    Attributes:
+        name: ``recover``, ``sweep`` or ``abandoned``.
+        failures: How often in a row.
+        since: When the first of them was.
+        error: What the last one said.
+    """
+
+    name: str
+    failures: int
+    since: datetime
+    error: str
+
+
 class Health(_Record):
-    """The store at a glance, for a readiness probe; counts of tasks by status, and orphans that wait for recovery."""
+    """The store at a glance, for a readiness probe; counts of tasks by status, and orphans that wait for recovery.
+
+    Attributes:
+        failing: Upkeep of this process that keeps failing; what other processes fail at shows in theirs alone.
+    """
 
     database: str
     revision: str
@@ -232,3 +252,4 @@ class Health(_Record):
     expired: int
     orphans: int
     instances: int
+    failing: tuple[FailingJob, ...] = ()

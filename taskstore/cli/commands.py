@@ -156,7 +156,10 @@ def migrate_command(
 
 @command("check", "taskstore check sqlite:///tasks.db", "taskstore check URL --json | jq .orphans")
 def check_command(url: Url, as_json: AsJson = False, prefix: Prefix = DEFAULT_PREFIX, schema: Schema = None) -> None:
-    """Tell whether this version can run the database's schema, and count what is in it; exits 1 if it cannot."""
+    """Tell whether this version can run the database's schema, and count what is in it; exits 1 if it cannot.
+
+    Orphans and expired tasks that stay there are a server's whose upkeep fails: its log and its health() say why.
+    """
     target = Target(url, prefix, schema)
     with target.database() as database:
         revision = database.revision()
@@ -169,7 +172,7 @@ def check_command(url: Url, as_json: AsJson = False, prefix: Prefix = DEFAULT_PR
                 )
             raise
     health = target.ask(_health)
-    counts: dict[str, JsonValue] = health.model_dump(mode="json", exclude={"database", "revision"})
+    counts: dict[str, JsonValue] = health.model_dump(mode="json", exclude={"database", "revision", "failing"})
     if as_json:
         output.print_json({"database": target.label, "current": True, "revision": revision, **counts})
         return

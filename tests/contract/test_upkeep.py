@@ -5,12 +5,11 @@ import logging
 import random
 import threading
 from contextlib import ExitStack
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from functools import partial
 
 from taskstore import OnCrash, OperatorView, StoreOptions, TaskStatus, TaskStore, database, dialects, statements
 from taskstore.recovery import RECOVERY_BATCH, SWEEP_BATCH, Recovery
-from taskstore.scheduler import _logged
 from taskstore.schema import REVISIONS
 from tests.unit.outside import copy_task, write_lock
 
@@ -68,7 +67,9 @@ async def test_upkeep_that_meets_a_lock_tells_what_it_did_and_goes_on_the_next_t
 
     def interrupted(job):
         with ExitStack() as stack:
-            _logged("upkeep", partial(job, progress=lambda done: stack.enter_context(write_lock(database_url))))
+            upkeep.scheduler.run(
+                "upkeep", partial(job, progress=lambda done: stack.enter_context(write_lock(database_url)))
+            )
 
     with caplog.at_level(logging.INFO, "taskstore"):
         await asyncio.to_thread(interrupted, partial(upkeep.recovery.recover, upkeep.writer))
@@ -91,6 +92,45 @@ async def test_upkeep_that_meets_a_lock_tells_what_it_did_and_goes_on_the_next_t
     ]
     assert [f"{count} tasks failed" in line for count, line in zip((500, 100), told[::2], strict=True)] == [True] * 2
     assert len([line for line in said if line.startswith("Upkeep job upkeep did not finish")]) == 2
+
+
+async def test_a_job_that_keeps_failing_shows_in_the_health_until_it_succeeds(
+    database_url, open_store, crash, finish, clock, monkeypatch
+):
+    """Orphans that stay are seen by their requestors first, unless a probe is told that nobody recovers them, and why.
+
+    Case 69, sinas-platform/sinas#145, gabrielkoerich/orch#1396: a sweep was silent, and the reset at the start gave up.
+    """
+    monkeypatch.setattr(dialects, "_BUSY_TIMEOUT_MS", 50)
+    store, dying = await open_store(), await open_store()
+    upkeep = store._parts
+    await finish(store, ttl=MINUTE)
+    orphan = await dying.create_task(auth=ALICE)
+    clock.advance(timedelta(hours=1))
+    first_failure = datetime.fromtimestamp(clock.now() / 1000, UTC)
+    before = (await store.operator.health()).failing
+    crash(dying)
+
+    async def run_both():
+        await asyncio.to_thread(upkeep.scheduler.run, "recover", upkeep.keep_recovering)
+        await asyncio.to_thread(upkeep.scheduler.run, "sweep", upkeep.recovery.sweep)
+
+    with write_lock(database_url):
+        for _ in range(3):
+            await run_both()
+            clock.advance(timedelta(seconds=10))
+        during = await store.operator.health()
+    await run_both()
+    after = await store.operator.health()
+
+    assert (before, after.failing, after.orphans, after.expired) == ((), (), 0, 0)
+    assert (during.orphans, during.expired) == (1, 1)
+    assert [(job.name, job.failures, job.since) for job in during.failing] == [
+        ("recover", 3, first_failure),
+        ("sweep", 3, first_failure),
+    ]
+    assert all("lock" in job.error for job in during.failing)
+    assert (await store.get_task(orphan.task_id, auth=ALICE)).status is TaskStatus.FAILED
 
 
 async def test_stores_open_and_close_in_any_order(database_url):

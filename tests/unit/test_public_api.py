@@ -17,6 +17,7 @@ NAMES = {
     "Clock",
     "DatabaseUnavailableError",
     "EventKind",
+    "FailingJob",
     "Health",
     "IllegalTransitionError",
     "InvalidCursorError",
