@@ -49,7 +49,7 @@ class Worker:
 
     def end(self) -> tuple[int, list[dict[str, Any]]]:
         """Wait for its end; return its exit code, and all that it told since it was heard last."""
-        told, _ = self.process.communicate(timeout=300)
+        told, _ = self.process.communicate(timeout=300 * THOROUGH)
         return self.process.returncode, [json.loads(line) for line in told.splitlines()]
 
 
