@@ -8,14 +8,17 @@ import pytest
 
 from taskstore import AuthContext, StoreOptions, TaskStore
 from taskstore.binding import shorten
+from taskstore.testing import ManualClock
 
 ALICE, BOB = AuthContext(subject="alice"), AuthContext(subject="bob")
 
 
 async def test_ls_shows_everybodys_tasks_newest_first(database_url: str, run_beside: Any) -> None:
     """An operator sees all tasks at a glance, with ids that are too short to fetch a result with."""
-    async with TaskStore.open(database_url) as store:
+    clock = ManualClock()
+    async with TaskStore.open(database_url, options=StoreOptions(clock=clock)) as store:
         older = await store.create_task(auth=ALICE, name="generate_report")
+        clock.advance(timedelta(milliseconds=1))
         newer = await store.create_task(auth=BOB, name="count_bees")
         await store.handle(older).progress(3, total=10, message="rendering")
 
@@ -74,13 +77,13 @@ async def test_ls_filters_by_status_tool_server_and_session(database_url: str, r
 async def test_ls_stops_at_the_limit_and_says_so(database_url: str, run_beside: Any) -> None:
     """A listing that is silently cut would be taken for the whole."""
     async with TaskStore.open(database_url) as store:
-        tasks = [await store.create_task(auth=ALICE) for _ in range(3)]
+        ids = [(await store.create_task(auth=ALICE)).task_id for _ in range(3)]
 
         limited = await run_beside("ls", database_url, "--limit", "2", "--json")
         table = await run_beside("ls", database_url, "--limit", "2")
         whole = await run_beside("ls", database_url, "--limit", "2", "--all", "--json")
 
-    newest_first = [task.task_id for task in reversed(tasks)]
+    newest_first = sorted(ids, reverse=True)  # ids begin with the instant, and two tasks can be of one millisecond
     assert [task["task_id"] for task in limited.json["tasks"]] == newest_first[:2]
     assert limited.json["more"] is True
     assert "more than 2" in table.words
