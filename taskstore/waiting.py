@@ -52,7 +52,7 @@ class Waiter:
         if self._woken:
             return
         # A concurrent future, wrapped for the loop, is a ring of closures that keeps the whole request of a tool call
-        # until the garbage collector comes by: that cost more than all else about a short task.
+        # until the garbage collector comes by.
         self._waiting = self._loop.create_future()
         timer = None if timeout is None else self._loop.call_later(timeout, self._wake_here)
         try:
