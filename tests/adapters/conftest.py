@@ -297,16 +297,17 @@ def fastmcp_authorization() -> dict[str, Any]:
     return {"auth": FastMCPTokens()}
 
 
-@contextlib.contextmanager
-def _garbage() -> Iterator[list[object]]:
-    left: list[object] = []
+async def _garbage_of(server: MCPServer[Any] | FastMCP[Any], tasks: Any) -> list[object]:
     gc.collect()
     gc.disable()
     gc.set_debug(gc.DEBUG_SAVEALL)
     try:
-        yield left
-        gc.collect()
-        left += [each for each in gc.garbage if type(each).__module__.startswith("taskstore.")]
+        async with _connect(server) as peer:
+            for number in range(5):
+                task_id = await peer.start("add", a=number, b=1)
+                await tasks.store.wait_for_task(task_id, auth=local_user())
+            gc.collect()
+            return [each for each in gc.garbage if type(each).__module__.startswith("taskstore.")]
     finally:
         gc.set_debug(0)
         gc.garbage.clear()
@@ -314,9 +315,12 @@ def _garbage() -> Iterator[list[object]]:
 
 
 @pytest.fixture
-def garbage() -> Callable[[], contextlib.AbstractContextManager[list[object]]]:
-    """Find objects of ours that only the garbage collector can free: ``with garbage() as left``; full at the end."""
-    return _garbage
+def garbage_of() -> Callable[..., Awaitable[list[object]]]:
+    """Run the tool ``add`` as tasks; list our objects that only the garbage collector can free after that.
+
+    Seen with a wrapped concurrent future, and with a channel that held the connection that it was the channel of.
+    """
+    return _garbage_of
 
 
 @contextlib.contextmanager

@@ -657,22 +657,13 @@ async def test_two_servers_cannot_share_an_extension(server: MCPServer, tasks: T
 
 
 async def test_a_task_that_is_over_leaves_nothing_to_the_garbage_collector(
-    server: MCPServer, tasks: TasksExtension, connect: Any, local: AuthContext, garbage: Any
+    server: MCPServer, tasks: TasksExtension, garbage_of: Any
 ) -> None:
-    """A ring of objects around each request had the collector go over the whole heap, which took as long as the rest.
-
-    Seen with a wrapped concurrent future, and with a channel that held the connection that it was the channel of.
-    """
+    """A ring of objects around each request had the collector go over the whole heap again and again."""
 
     @server.tool()
     @tasks.task()
     async def add(a: int, b: int) -> int:
         return a + b
 
-    async with connect(server) as peer:
-        with garbage() as left:
-            for number in range(5):
-                task_id = await peer.start("add", a=number, b=1)
-                await tasks.store.wait_for_task(task_id, auth=local)
-
-    assert left == []
+    assert await garbage_of(server, tasks) == []

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from taskstore import EventKind, ReasonCode, StoreOptions, TaskStatus, TaskStore
+from taskstore import EventKind, ReasonCode, TaskStatus, TaskStore
 from tests.adapters.processes import PATIENCE_SECONDS, ROOT
 from tests.unit.outside import query
 
@@ -87,7 +87,7 @@ def start(request: pytest.FixtureRequest, database_url: str) -> Iterator[Start]:
 
 async def verdict(url: str) -> tuple[TaskStatus, int, list[tuple[EventKind, ReasonCode | None]]]:
     """Open the store as the next server does, and return what it says about the only task there is."""
-    async with TaskStore.open(url, options=StoreOptions()) as store:
+    async with TaskStore.open(url) as store:
         (task,) = (await store.operator.list_tasks()).tasks
         events = await store.operator.list_events(task.task_id)
     return task.status, task.crashes, [(event.kind, event.reason) for event in events[1:]]

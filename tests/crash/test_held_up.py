@@ -2,14 +2,14 @@
 
 import asyncio
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack
 from datetime import timedelta
 
 import pytest
 
 from taskstore import AuthContext, DatabaseUnavailableError, EventKind, StoreOptions, TaskStatus, TaskStore, dialects
 from taskstore.testing import ManualClock
-from tests.unit.outside import Process, connect, process, query, wait_until
+from tests.unit.outside import Process, process, query, wait_until, write_lock
 from tests.unit.proxy import Proxy
 
 ALICE = AuthContext(subject="alice")
@@ -58,18 +58,6 @@ async def main():
 
 asyncio.run(main())
 """
-
-
-@contextmanager
-def instances_locked(url: str) -> Iterator[None]:
-    """Keep everybody from beating while inside; instances can be read."""
-    with closing(connect(url)) as holder:
-        sqlite = url.startswith("sqlite")
-        holder.execute("BEGIN IMMEDIATE" if sqlite else "BEGIN; LOCK TABLE taskstore_instances IN EXCLUSIVE MODE")
-        try:
-            yield
-        finally:
-            holder.execute("ROLLBACK")
 
 
 @pytest.fixture
@@ -157,7 +145,7 @@ async def test_a_database_that_lets_nobody_write_for_longer_than_the_lease_kills
     clock, decided = ManualClock(), []
     async with TaskStore.open(database_url, options=StoreOptions(clock=clock, upkeep=False)) as judge:
         decided += (await judge.recover()).recovered
-        with instances_locked(database_url):
+        with write_lock(database_url, "taskstore_instances"):  # nobody can beat
             for _ in range(6):
                 clock.advance(timedelta(seconds=10))
                 with pytest.raises(DatabaseUnavailableError):

@@ -46,11 +46,11 @@ def lock_waits(url: str) -> int:
 
 
 @contextmanager
-def write_lock(url: str) -> Iterator[None]:
-    """Keep everybody from writing tasks while inside, as a transaction of another tool does; they can be read."""
+def write_lock(url: str, table: str = "taskstore_tasks") -> Iterator[None]:
+    """Keep everybody from writing to a table while inside, as a transaction of another tool does; it can be read."""
     with closing(connect(url)) as holder:
         sqlite = url.startswith("sqlite")
-        holder.execute("BEGIN IMMEDIATE" if sqlite else "BEGIN; LOCK TABLE taskstore_tasks IN EXCLUSIVE MODE")
+        holder.execute("BEGIN IMMEDIATE" if sqlite else f"BEGIN; LOCK TABLE {table} IN EXCLUSIVE MODE")
         try:
             yield
         finally:
